@@ -1,0 +1,5 @@
+"""`python -m posterior_trees` is `ptrees`."""
+
+from posterior_trees.cli import main
+
+main()

@@ -1,0 +1,345 @@
+r"""Draw training samples so that every leaf learns equally often (appendix "Weighted Sampler").
+
+A leaf that stands for a rare answer wins few samples, and Adam serves such a leaf badly. So the
+samples that rare leaves win are drawn more often, and each loss is weighted by
+$\gamma_j = 1 / (N q_j)$, which keeps it unbiased: only the *number of steps* per leaf changes.
+
+With $P_{ij} = p(\text{leaf } i \mid \text{sample } j)$ counted during training, $n$ leaves and $N$
+samples, the drawing probabilities $q$ should make all leaves equally frequent, $P q = 1/n$, and
+stay near uniform:
+
+$$ \min_q \tfrac12 \| P q - \tfrac1n \|^2 + \tfrac\lambda2 \| q \|^2
+   \quad \text{s.t.} \quad \textstyle\sum_j q_j = 1, \; q_j \ge \rho / N,
+   \qquad \lambda = \text{ridge} \cdot N / n $$
+
+Choice: the paper does not give $\lambda$; written like this, its effect does not depend on $N$.
+Deviation: the paper has $\rho = 0$. A sample with $q_j = 0$ is never drawn, no $\gamma_j$ can make
+up for it, and the root is no longer the posterior mean. With $\rho > 0$, $\gamma_j \le 1/\rho$ too.
+
+In code $P$ is transposed, one row per sample, so that a batch touches whole rows.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from jaxtyping import Float, Float64, Int, Int64
+from torch import Tensor
+
+REBASE_EPOCHS = 32  # stored counts double every epoch; this often they are scaled back
+GRAM_UPDATES = 2000  # the running P Pᵀ is recomputed this often, against drift
+TIE = 2.0**-30  # differences below this share of 1/N are rounding, not preference
+TENSORS = ("conditional", "totals", "gram", "debt", "dual", "in_force")
+NUMBERS = ("age", "updates", "due", "active")
+
+
+def closed_form(
+    conditional: Float64[Tensor, "samples leaves"],
+    ridge: float = 1e-3,
+    floor: float = 0.1,
+    gram: Float64[Tensor, "leaves leaves"] | None = None,
+) -> Float64[Tensor, "samples"]:
+    r"""Drawing probabilities without the inequality (the paper's), then lifted onto the floor.
+
+    $$ \tilde q = (I - P^\top (P P^\top + \lambda I)^{-1} P) \, 1
+                = \lambda P^\top (P P^\top + \lambda I)^{-1} 1, \qquad
+       q^\diamond = \tilde q / \textstyle\sum_j \tilde q_j $$
+
+    The second form holds because the columns of $P$ sum to 1 ($P^\top 1 = 1$), and does not cancel.
+    Then $q = \rho/N + (1-\rho) \, r / \sum_j r_j$ with $r = [q^\diamond - \rho/N]_+$, which is the
+    paper's clipping at $\rho = 0$ and $q^\diamond$ itself where that is above the floor everywhere.
+    `gram` is $P P^\top$, if it is known.
+    """
+    samples, leaves = conditional.shape
+    gram = conditional.T @ conditional if gram is None else gram
+    factor = torch.linalg.cholesky_ex(gram / samples + ridge / leaves * _eye(gram)).L
+    q = conditional @ torch.cholesky_solve(torch.ones_like(gram[:, :1]), factor)[:, 0]
+    return _lift(q / q.sum(), floor)
+
+
+def exact_form(
+    conditional: Float64[Tensor, "samples leaves"],
+    ridge: float = 1e-3,
+    floor: float = 0.1,
+    start: Float64[Tensor, "leaves"] | None = None,
+) -> tuple[Float64[Tensor, "samples"], Float64[Tensor, "leaves"]]:
+    r"""The exact minimiser $q$, and its dual $w$, by semi-smooth Newton with line search.
+
+    One number per leaf decides everything: $N q_j = \max(\rho, P_j^\top w)$, where $w$ minimises
+
+    $$ F(w) = \tfrac{c}{2} \| C w \|^2 - \bar w + \tfrac1N \sum_j h(P_j^\top w), \qquad
+       h'(t) = \max(\rho, t), \quad c = \text{ridge} / n, \quad C = I - \tfrac1n 1 1^\top $$
+
+    This is the dual with multipliers $y = -c \, C w$ of $P q = 1/n$ and $\nu = -c \, \bar w$ of
+    $\sum q = 1$, which one vector can hold because $P^\top 1 = 1$. $\nabla F = c \, C w - \tfrac1n
+    + P q$, and only samples above the floor enter the curvature $c \, C + \tfrac1N P_{free}
+    P_{free}^\top$. $F$ is convex and piecewise quadratic: one step inside the last piece ends it.
+    `start` is the dual of a similar problem.
+    """
+    samples, leaves = conditional.shape
+    pull = ridge / leaves
+    # C has the null vector 1; a trace of 1 1ᵀ keeps the system solvable when no sample is free.
+    centre = _eye(conditional) - (1.0 - 1e-6) / leaves
+    w = torch.ones_like(conditional[0]) if start is None else start
+    before, error = None, math.inf
+    for _ in range(100):
+        scores = conditional @ w
+        free = scores > floor
+        balance = scores.clamp_min(floor) @ conditional / samples - 1.0 / leaves
+        gradient = pull * (w - w.mean()) + balance
+        last, error = error, float(gradient.abs().max())
+        has_stalled = before is not None and error > last / 2 and torch.equal(free, before)
+        if error < 1e-14 or has_stalled:
+            break
+        curvature = (conditional * free[:, None]).T @ conditional / samples + pull * centre
+        d = -torch.linalg.solve(curvature, gradient)
+        linear = float(pull * (w - w.mean()) @ d - d.mean())
+        quadratic = float(pull * (d - d.mean()) @ d)
+        ray = _Ray(scores, conditional @ d, linear, quadratic, floor)
+        w, before = w + ray.bottom() * d, free
+    return _lift(conditional @ w / samples, floor), w
+
+
+class _Ray:
+    """F along one direction: its derivative rises, in straight pieces, from below 0 to above."""
+
+    def __init__(
+        self, scores: Tensor, change: Tensor, linear: float, quadratic: float, floor: float
+    ) -> None:
+        self.scores, self.change, self.floor = scores, change, floor
+        self.linear, self.quadratic = linear, quadratic
+
+    def slopes(self, step: float) -> tuple[float, float]:
+        """F' and F'' after `step`."""
+        scores = self.scores + step * self.change
+        first = (self.change * scores.clamp_min(self.floor)).mean()
+        second = (self.change.square() * (scores > self.floor)).mean()
+        return self.linear + step * self.quadratic + float(first), self.quadratic + float(second)
+
+    def bottom(self) -> float:
+        """The step at which F' has all but vanished: Newton, kept inside a shrinking bracket."""
+        enough = 0.1 * abs(self.slopes(0.0)[0])
+        low, high, step = 0.0, math.inf, 1.0
+        for _ in range(40):
+            first, second = self.slopes(step)
+            if abs(first) <= enough:
+                break
+            low, high = (step, high) if first < 0 else (low, step)
+            step = step - first / second if second > 0 else math.inf
+            if not low < step < high:
+                step = 2 * low if math.isinf(high) else (low + high) / 2
+        return step
+
+
+def _lift(q: Tensor, floor: float) -> Tensor:
+    """Raise `q` onto the floor and let it sum to 1; no change if it does both already."""
+    least = floor / len(q)
+    spare = (q - least).clamp_min(0.0)
+    return least + (1.0 - floor) * spare / spare.sum()
+
+
+def _eye(like: Tensor) -> Tensor:
+    return torch.eye(like.shape[1], dtype=like.dtype, device=like.device)
+
+
+def _check(holds: bool, value: str, limit: str, fix: str) -> None:
+    if not holds:
+        raise ValueError(f"{value}; it must be {limit}: {fix}")
+
+
+class LeafBalancer:
+    r"""Counts which leaf wins each sample, and draws the batches that train all leaves equally.
+
+    The association matrix decays with each batch of $B$ samples,
+    $A \leftarrow \mu A + (1 - \mu) A_{batch}$, $\mu = 2^{-B/N}$: a half-life of one epoch. The
+    decay is the same for all entries and cancels in $P$, so it is one number (`age`, in samples),
+    and an update touches only its own rows of $P$ (`conditional`) and the small $P P^\top$ (`gram`;
+    its row sums are $P 1$). A sample not seen yet has $P_j = 1/n$.
+
+    `greedy` batches hold the samples with the largest $q_j - p_j$, where $p_j = \sum_i A_{ij} /
+    \sum A$ is the share that sample had of late (the paper). Otherwise batches are drawn from $q$
+    without replacement, which holds sample $j$ with probability $B q_j$ only while that is small.
+    Deviation, with `window=False`: $A$ forgets within an epoch, so where most $q_j$ lie near $1/N$
+    the paper's greedy batches *never* hold a sample with $q_j$ below about $0.3/N$, floor or not,
+    and the weighted loss is biased. This option compares with all draws so far instead,
+    $\sum_t (B q_j - [j \in \text{batch}])$, and draws each sample as often as $q$ says.
+
+    While `active` is False, epochs are plain shuffles with weights 1, and `update` still counts.
+    """
+
+    def __init__(
+        self,
+        num_leaves: int,
+        num_samples: int,
+        *,
+        ridge: float = 1e-3,
+        floor: float = 0.1,
+        greedy: bool = True,
+        exact: bool = False,
+        window: bool = True,
+        refresh_every: int = 1,
+        device: str | torch.device | None = None,
+    ) -> None:
+        _check(num_leaves >= 1, f"num_leaves is {num_leaves}", ">= 1", "pass branching ** depth")
+        _check(num_samples >= 1, f"num_samples is {num_samples}", ">= 1", "pass len(dataset)")
+        _check(0 < ridge < math.inf, f"ridge is {ridge}", "positive and finite", "try 1e-3")
+        _check(0 <= floor < 1, f"floor is {floor}", "in [0, 1)", "0 is the paper, 0.1 is safer")
+        _check(refresh_every >= 1, f"refresh_every is {refresh_every}", ">= 1", "1 is the paper")
+        self.num_leaves, self.num_samples = num_leaves, num_samples
+        self.ridge, self.floor, self.refresh_every = ridge, floor, refresh_every
+        self.greedy, self.exact, self.window = greedy, exact, window
+        self.active = True
+        self.device = torch.device("cpu" if device is None else device)
+        # Apple's GPUs have no float64: there the counts stay on the CPU and only indices travel.
+        self._home = torch.device("cpu") if self.device.type == "mps" else self.device
+        one = torch.ones((), dtype=torch.float64, device=self._home)
+        self.conditional = one.new_full((num_samples, num_leaves), 1.0 / num_leaves)
+        self.gram = self.conditional.T @ self.conditional
+        self.totals, self.debt = one.new_zeros(num_samples), one.new_zeros(num_samples)
+        self.dual = one.new_ones(num_leaves)
+        self.in_force: Tensor | None = None  # the q that the last batch was drawn by
+        self.age = self.updates = self.due = 0
+
+    @property
+    def associations(self) -> Float64[Tensor, "leaves samples"]:
+        """The paper's A, decayed to now."""
+        return (self.conditional * self.totals[:, None] * 2.0 ** (-self.age / self.num_samples)).T
+
+    def update(self, indices: Int[Tensor, "..."], winners: Int[Tensor, "..."]) -> None:
+        """Count the winning leaf of each sample of a batch; a sample may occur several times."""
+        shapes = tuple(indices.shape), tuple(winners.shape)
+        agree = indices.ndim == 1 and shapes[0] == shapes[1]
+        fix = "pass tree.descend(x)[:, -1] as winners"
+        _check(agree, f"indices and winners have shapes {shapes}", "two equal vectors", fix)
+        indices = self._bring(indices, self.num_samples, "indices")
+        winners = self._bring(winners, self.num_leaves, "winners")
+        if len(indices) == 0:
+            return
+        epochs = len(indices) / self.num_samples
+        self.age += len(indices)
+        gain = (1.0 - 2.0**-epochs) * 2.0 ** (self.age / self.num_samples)
+        rows, order = indices.sort()
+        is_first = torch.cat([torch.ones_like(rows[:1], dtype=torch.bool), rows[1:] != rows[:-1]])
+        group = is_first.cumsum(0) - 1
+        wins = self.conditional.new_zeros(len(rows), self.num_leaves)
+        wins.index_put_((group, winners[order]), wins.new_ones(1), accumulate=True)
+        self._add(rows, gain * wins[group], is_first)
+        self.updates += 1
+        if self.updates % GRAM_UPDATES == 0:
+            self.gram = self.conditional.T @ self.conditional
+        if self.age > REBASE_EPOCHS * self.num_samples:
+            self.totals *= 2.0 ** (-self.age / self.num_samples)
+            self.age = 0
+
+    def _add(self, rows: Tensor, gains: Tensor, is_first: Tensor) -> None:
+        """Add gains to rows of A; repeated rows have equal gains and count once in P Pᵀ."""
+        old, total = self.conditional[rows], self.totals[rows]
+        new_total = total + gains.sum(dim=1)
+        new = (old * total[:, None] + gains) / new_total[:, None]
+        self.conditional[rows], self.totals[rows] = new, new_total
+        once = is_first[:, None].to(new.dtype)
+        self.gram = self.gram + new.T @ (once * new) - old.T @ (once * old)
+
+    def probabilities(self, exact: bool = False) -> Float64[Tensor, "samples"]:
+        """The drawing probability q of every sample, from what `update` has counted so far."""
+        if exact:
+            return exact_form(self.conditional, self.ridge, self.floor, self.dual)[0]
+        return closed_form(self.conditional, self.ridge, self.floor, self.gram)
+
+    def weights(self, indices: Int[Tensor, "b"]) -> Float[Tensor, "b"]:
+        r"""Loss weights $\gamma_j = 1 / (N q_j)$, with the q by which the last batch was drawn.
+
+        0 where $q_j = 0$, which only a floor of 0 allows.
+        """
+        rows = self._bring(indices, self.num_samples, "indices")
+        if not self.active:
+            return torch.ones(len(rows), device=indices.device)
+        q = self.probabilities(self.exact) if self.in_force is None else self.in_force
+        share = self.num_samples * q[rows]
+        gamma = torch.where(share > 0, 1.0 / share, 0.0)
+        return gamma.to(torch.get_default_dtype()).to(indices.device)
+
+    def batches(
+        self, size: int, generator: torch.Generator | None = None
+    ) -> Iterator[Int64[Tensor, "b"]]:
+        """One epoch: ceil(N / size) batches of `size` different samples (of N, if N is smaller).
+
+        A batch is chosen when it is asked for, from what `update` has counted until then; q is
+        solved for every `refresh_every` batches. `active` is read when this is called.
+        """
+        _check(size >= 1, f"size is {size}", ">= 1", "the paper uses 32")
+        size = min(size, self.num_samples)
+        return self._balanced(size, generator) if self.active else self._plain(size, generator)
+
+    def _plain(self, size: int, generator: torch.Generator | None) -> Iterator[Tensor]:
+        """A shuffled epoch; its last batch is filled up from the first."""
+        self.in_force, self.due = torch.full_like(self.totals, 1.0 / self.num_samples), 0
+        order = self._permutation(generator).to(self.device)
+        yield from torch.cat([order, order])[: -(-self.num_samples // size) * size].split(size)
+
+    def _balanced(self, size: int, generator: torch.Generator | None) -> Iterator[Tensor]:
+        for _ in range(-(-self.num_samples // size)):
+            if self.in_force is None or self.due == 0:
+                self.in_force, self.due = self._solve(), self.refresh_every
+            self.due -= 1
+            yield self._choose(self.in_force, size, generator).to(self.device)
+
+    def _solve(self) -> Tensor:
+        if not self.exact:
+            return self.probabilities()
+        q, self.dual = exact_form(self.conditional, self.ridge, self.floor, self.dual)
+        return q
+
+    def _choose(self, q: Tensor, size: int, generator: torch.Generator | None) -> Tensor:
+        if not self.greedy:  # the first `size` of N exponential clocks: a draw without replacement
+            place = self._home if generator is None else generator.device
+            clocks = torch.empty(self.num_samples, dtype=q.dtype, device=place)
+            clocks = clocks.exponential_(generator=generator).to(self._home)
+            return (q / clocks).topk(size).indices
+        if self.window:
+            behind = self.num_samples * (q - self.totals / self.totals.sum().clamp_min(1e-300))
+        else:
+            behind = self.debt + size * q
+        order = self._permutation(generator)  # equals come in random order
+        chosen = order[(behind[order] / TIE).round().topk(size).indices]
+        if not self.window:
+            # Different samples cannot serve a q_j > 1/size: what it asks beyond that is forgiven.
+            least = behind[chosen].min()
+            behind[chosen] -= 1.0
+            self.debt = torch.minimum(behind, least)
+        return chosen
+
+    def _permutation(self, generator: torch.Generator | None) -> Tensor:
+        place = self._home if generator is None else generator.device
+        order = torch.randperm(self.num_samples, generator=generator, device=place)
+        return order.to(self._home)
+
+    def _bring(self, numbers: Tensor, limit: int, name: str) -> Tensor:
+        """Numbers to where the counts are, checked unless the check would stall a GPU."""
+        numbers = numbers.to(self._home, torch.int64)
+        if numbers.device.type == "cpu" and numbers.numel() > 0:
+            low, high = (int(end) for end in numbers.aminmax())
+            fix = f"build the LeafBalancer for as many {name} as the data or the tree has"
+            holds = low >= 0 and high < limit
+            _check(holds, f"{name} run from {low} to {high}", f"in 0 … {limit - 1}", fix)
+        return numbers
+
+    def state_dict(self) -> dict[str, Tensor | int | bool]:
+        """All that decides future batches and weights, as tensors and plain numbers."""
+        tensors = {name: getattr(self, name) for name in TENSORS}
+        state = {name: tensor.clone() for name, tensor in tensors.items() if tensor is not None}
+        return state | {name: getattr(self, name) for name in NUMBERS}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a `state_dict`, to the bit; options such as `ridge` are not part of it."""
+        missing = [name for name in (*TENSORS[:-1], *NUMBERS) if name not in state]
+        _check(not missing, f"the balancer's state lacks {missing}", "whole", "save it again")
+        stored, mine = tuple(state["conditional"].shape), (self.num_samples, self.num_leaves)
+        fix = "resume with the data and the tree of the first run"
+        _check(stored == mine, f"the state has (samples, leaves) {stored}", f"{mine}", fix)
+        for name in TENSORS:
+            tensor = state.get(name)
+            setattr(self, name, None if tensor is None else tensor.to(self._home, copy=True))
+        for name in NUMBERS:
+            setattr(self, name, type(getattr(self, name))(state[name]))

@@ -1,0 +1,141 @@
+"""A trained model in one safetensors file: weights, recipe and where they come from."""
+
+import datetime
+import platform
+import subprocess
+from importlib import resources
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from posterior_trees import store
+from posterior_trees.build import build_predictor
+from posterior_trees.predictor import TreePredictor
+from posterior_trees.recipe import Recipe, parse_recipe, write_recipe
+
+SCHEMA = 1
+SHIPPED = ("digits",)
+"""Models inside the package, for `load`."""
+
+
+class ModelError(ValueError):
+    """A model that cannot be loaded, with the reason and the fix."""
+
+
+def save_model(
+    file: str | PathLike[str],
+    predictor: TreePredictor,
+    recipe: Recipe,
+    about: dict[str, Any] | None = None,
+    dtype: torch.dtype | None = None,
+) -> None:
+    """Write the network's weights (in `dtype`) with all that is needed to use them again."""
+    weights = predictor.network.state_dict()
+    if dtype is not None:
+        weights = {k: v.to(dtype) if v.is_floating_point() else v for k, v in weights.items()}
+    facts = {"model": SCHEMA, "recipe": write_recipe(recipe), "about": about or predictor.about}
+    store.write(file, weights, facts)
+
+
+def load(
+    name_or_path: str | PathLike[str],
+    device: str | torch.device | None = None,
+    dtype: torch.dtype | None = None,
+) -> TreePredictor:
+    """A predictor ready for inference, from a shipped name, a run folder or a file.
+
+    Weights are used in float32 unless `dtype` says otherwise; the device is the best there is
+    unless `device` says otherwise.
+    """
+    file = find_model(name_or_path)
+    try:
+        facts = store.read_facts(file)
+        if "model" not in facts:
+            raise ModelError(f"{file} holds a run's state or a tree, not a model")
+        if facts["model"] > SCHEMA:
+            raise ModelError(
+                f"{file} has model schema {facts['model']}, this version reads up to {SCHEMA}: "
+                "upgrade posterior-trees"
+            )
+        weights, _ = store.read(file)
+    except store.StoreError as error:
+        raise ModelError(str(error)) from error
+    predictor = build_predictor(parse_recipe(facts["recipe"], origin=str(file)), facts["about"])
+    load_weights(predictor.network, weights, origin=str(file))
+    predictor.to(device=device or best_device(), dtype=dtype)
+    return predictor.eval().requires_grad_(False)
+
+
+def load_recipe(name_or_path: str | PathLike[str]) -> Recipe:
+    """The recipe a model was trained with."""
+    file = find_model(name_or_path)
+    try:
+        return parse_recipe(store.read_facts(file)["recipe"], origin=str(file))
+    except (store.StoreError, KeyError) as error:
+        raise ModelError(f"{file} is not a model: {error}") from error
+
+
+def find_model(name_or_path: str | PathLike[str]) -> Path:
+    """The file of a shipped name, a run folder (its best weights) or a file."""
+    path = Path(name_or_path)
+    if path.is_file():
+        return path
+    if path.is_dir():
+        for name in ("best.safetensors", "model.safetensors"):
+            if (path / name).is_file():
+                return path / name
+        raise ModelError(f"the folder {path} holds no best.safetensors; has its run saved once?")
+    if str(name_or_path) in SHIPPED:
+        return Path(
+            str(resources.files("posterior_trees") / "assets" / f"{name_or_path}.safetensors")
+        )
+    raise ModelError(
+        f"there is no model {str(name_or_path)!r}: give a file, a run folder, or one of the "
+        f"shipped models ({', '.join(SHIPPED)})"
+    )
+
+
+def load_weights(network: torch.nn.Module, weights: dict, origin: str) -> None:
+    """Copy weights into a network of the same layout, or say what differs."""
+    have = {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
+    given = {name: tuple(tensor.shape) for name, tensor in weights.items()}
+    if have != given:
+        names = [n for n in sorted(have | given) if have.get(n) != given.get(n)]
+        first = names[0]
+        raise ModelError(
+            f"{origin} has another layout than its recipe: {len(names)} weights differ, first "
+            f"{first!r} is {given.get(first, 'missing')}, expected {have.get(first, 'none')}"
+        )
+    network.load_state_dict(weights)
+
+
+def best_device() -> torch.device:
+    """CUDA, else Apple's GPU, else the CPU."""
+    if torch.cuda.is_available():
+        return torch.device("cuda")
+    if torch.backends.mps.is_available():
+        return torch.device("mps")
+    return torch.device("cpu")
+
+
+def provenance() -> dict[str, str]:
+    """When, where and with which code something was made."""
+    from posterior_trees import __version__
+
+    here = Path(__file__).parent
+    try:
+        command = ["git", "-C", str(here), "describe", "--always", "--dirty", "--abbrev=12"]
+        found = subprocess.run(command, capture_output=True, text=True, timeout=5)
+        commit = found.stdout.strip()
+    except (OSError, subprocess.TimeoutExpired):
+        commit = ""
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine()
+    return {
+        "version": __version__,
+        "commit": commit or "unknown",
+        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
+        "device": device,
+        "torch": torch.__version__,
+    }

@@ -1,0 +1,33 @@
+"""Images and where they come from: the user's data folder → splits → batches → augmentation.
+
+`load_split` is the way in: it reads IDX files, image folders, tar files and paired channels, splits
+them by a rule and keeps them as 8- or 16-bit integers; `batch` gives float32 in [0, 1].
+"""
+
+from posterior_trees.data.augment import AUGMENTATIONS, augment, check_augmentations
+from posterior_trees.data.download import download
+from posterior_trees.data.errors import DataError
+from posterior_trees.data.idx import read_idx
+from posterior_trees.data.imageset import ImageSet
+from posterior_trees.data.load import check_spec, find_folder, load_split
+from posterior_trees.data.patches import grid_patches
+from posterior_trees.data.report import Row, report, status
+from posterior_trees.data.stream import StreamedImageSet
+
+__all__ = [
+    "AUGMENTATIONS",
+    "DataError",
+    "ImageSet",
+    "Row",
+    "StreamedImageSet",
+    "augment",
+    "check_augmentations",
+    "check_spec",
+    "download",
+    "find_folder",
+    "grid_patches",
+    "load_split",
+    "read_idx",
+    "report",
+    "status",
+]

@@ -1,0 +1,120 @@
+"""Fetching MNIST from its public mirrors, checked against the checksums of its contents.
+
+A file counts only if its unpacked contents have the right SHA-256, so that any packing of the
+original bytes passes. It is written under a temporary name and renamed: an interrupted download
+leaves nothing half done, and running the command again fetches only what is missing.
+"""
+
+import hashlib
+import os
+import tempfile
+import urllib.request
+from collections.abc import Mapping, Sequence
+from http.client import HTTPException
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import wrap_file
+
+from posterior_trees.data.errors import DataError
+from posterior_trees.data.idx import unpack
+
+MIRRORS = (
+    "https://ossci-datasets.s3.amazonaws.com/mnist/",
+    "https://storage.googleapis.com/cvdf-datasets/mnist/",
+)
+MNIST_SHA256 = {
+    "train-images-idx3": "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
+    "train-labels-idx1": "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
+    "t10k-images-idx3": "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
+    "t10k-labels-idx1": "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
+}
+"""Of the unpacked contents of `<key>-ubyte.gz`."""
+
+TIMEOUT_SECONDS = 30
+
+
+def download(
+    name: str,
+    folder: str | os.PathLike[str],
+    mirrors: Sequence[str] = MIRRORS,
+    checksums: Mapping[str, str] = MNIST_SHA256,
+) -> list[Path]:
+    """Fetch what is missing of a set into `folder/name`; the files that were fetched."""
+    if name != "mnist":
+        raise DataError(
+            f"{name!r} cannot be downloaded, only 'mnist' can: the owners of the other sets want "
+            "to be asked. docs/data.md says how to obtain them"
+        )
+    target = Path(folder) / name
+    fetched = []
+    for key, checksum in checksums.items():
+        file = f"{key}-ubyte.gz"
+        if not is_intact(target / file, checksum):
+            _save(_fetch(file, checksum, mirrors, target), target / file)
+            fetched.append(target / file)
+    return fetched
+
+
+def is_intact(file: Path, checksum: str) -> bool:
+    """Is the file there, with the right contents?"""
+    return file.is_file() and _checksum(file.read_bytes(), file.name) == checksum
+
+
+def _fetch(file: str, checksum: str, mirrors: Sequence[str], target: Path) -> bytes:
+    problems = []
+    for mirror in mirrors:
+        url = mirror + file
+        try:
+            raw = _get(url, file)
+        except (OSError, HTTPException) as error:
+            problems.append(f"{url}: {getattr(error, 'reason', error)}")
+            continue
+        if _checksum(raw, file) == checksum:
+            return raw
+        problems.append(f"{url}: wrong checksum (something between here and there changed it)")
+    raise DataError(
+        f"{file} could not be downloaded.\n  " + "\n  ".join(problems) + "\n"
+        "Without internet here, fetch the four files of either mirror on another machine and put "
+        f"them into {target}/"
+    )
+
+
+def _get(url: str, title: str) -> bytes:
+    console = Console(stderr=True)
+    with urllib.request.urlopen(url, timeout=TIMEOUT_SECONDS) as response:
+        watched = wrap_file(
+            response,
+            total=int(response.headers.get("Content-Length") or 0),
+            description=title,
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+        with watched as file:
+            return file.read()
+
+
+def _checksum(raw: bytes, name: str) -> str:
+    try:
+        return hashlib.sha256(unpack(raw, name)).hexdigest()
+    except DataError:
+        return "damaged"
+
+
+def _save(raw: bytes, file: Path) -> None:
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
+    except OSError as error:
+        raise DataError(f"{file} cannot be written ({error.strerror or error})") from error
+    try:
+        with os.fdopen(handle, "wb") as opened:
+            opened.write(raw)
+            opened.flush()
+            os.fsync(opened.fileno())
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, file)
+    except OSError as error:
+        Path(temporary).unlink(missing_ok=True)
+        raise DataError(f"{file} cannot be written ({error.strerror or error})") from error

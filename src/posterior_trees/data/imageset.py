@@ -1,0 +1,106 @@
+r"""Images at hand, resident in memory on any device.
+
+`batch(indices)` gives $x$, and for paired sets the measurement $y$, as float32 in $[0, 1]$ on the
+set's device. What is stored are integers, a quarter of the memory: 8-bit values are divided by 255
+and 16-bit ones by 65535, once per batch, where the images are. `stream.py` has the same interface
+for images that do not fit.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float, Integer, UInt8, UInt16
+from torch import Tensor
+
+from posterior_trees.data.errors import DataError
+
+Stored = UInt8[Tensor, "n _ h w"] | UInt16[Tensor, "n _ h w"]
+Batch = tuple[Float[Tensor, "b _ h w"], Float[Tensor, "b _ h w"] | None]
+Indices = Integer[Tensor, "b"] | Sequence[int]
+
+
+class ImageSet:
+    """Images that sit in memory as 8- or 16-bit integers: `x`, `y` or None, and `names`."""
+
+    def __init__(
+        self, x: Stored, y: Stored | None = None, names: Sequence[str] | None = None
+    ) -> None:
+        self.names = list(names) if names is not None else [str(i) for i in range(len(x))]
+        if len(self.names) != len(x) or (y is not None and len(y) != len(x)):
+            raise DataError(
+                f"{len(x)} images, {len(self.names)} names"
+                + ("" if y is None else f" and {len(y)} measurements")
+                + ": they must be as many"
+            )
+        self._x, self._y = _signed(x), None if y is None else _signed(y)
+
+    @property
+    def x(self) -> Stored:
+        return _unsigned(self._x)
+
+    @property
+    def y(self) -> Stored | None:
+        return None if self._y is None else _unsigned(self._y)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """`(c, h, w)` of `x`."""
+        return tuple(self._x.shape[1:])
+
+    @property
+    def device(self) -> torch.device:
+        return self._x.device
+
+    @property
+    def nbytes(self) -> int:
+        return self._x.nbytes + (0 if self._y is None else self._y.nbytes)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __repr__(self) -> str:
+        paired = "" if self._y is None else " in pairs"
+        return f"ImageSet({len(self)} images of {self.shape}{paired}, {self.device})"
+
+    def to(self, device: str | torch.device) -> "ImageSet":
+        return self._map(lambda images: images.to(device), self.names)
+
+    def subset(self, indices: Indices) -> "ImageSet":
+        """A set of only these images, in this order."""
+        index = as_index(indices)
+        names = [self.names[i] for i in index.tolist()]
+        return self._map(lambda images: images[index.to(images.device)], names)
+
+    def batch(self, indices: Indices) -> Batch:
+        index = as_index(indices).to(self.device, non_blocking=True)
+        x = to_float(self._x[index])
+        return x, None if self._y is None else to_float(self._y[index])
+
+    def _map(self, function, names: list[str]) -> "ImageSet":
+        y = None if self._y is None else _unsigned(function(self._y))
+        return ImageSet(_unsigned(function(self._x)), y, names)
+
+
+def as_index(indices: Indices) -> Integer[Tensor, "b"]:
+    """Numbers of images as a tensor; a mask of booleans is not one."""
+    index = torch.as_tensor(indices)
+    if index.dtype == torch.bool:
+        raise DataError("indices are booleans; give numbers of images (`mask.nonzero()[:, 0]`)")
+    return index.long()
+
+
+def to_float(stored: Tensor) -> Float[Tensor, "..."]:
+    """Integers → float32 in [0, 1]; 16-bit ones come signed or unsigned."""
+    if stored.dtype == torch.uint8:
+        return stored.to(torch.float32).div_(255)
+    bits = _signed(stored).to(torch.int32).bitwise_and_(0xFFFF)
+    return bits.to(torch.float32).div_(65535)
+
+
+def _signed(stored: Tensor) -> Tensor:
+    """The same bits under a type that every device can index: torch's uint16 can do little."""
+    return stored.view(torch.int16) if stored.dtype == torch.uint16 else stored
+
+
+def _unsigned(stored: Tensor) -> Tensor:
+    return stored.view(torch.uint16) if stored.dtype == torch.int16 else stored

@@ -1,0 +1,177 @@
+"""A recipe's data section + the user's data folder → the images of one split.
+
+`folder/<name>/` or `folder/<name>.tar` holds the set. There are three kinds: `idx` (MNIST's files),
+`images` (files of x; the measurement y is made from x), `pairs` (two channel folders in which files
+of one name belong together: y in `inputs`, x in `targets`).
+"""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from PIL import Image
+
+from posterior_trees.data.archive import Archive, open_archive
+from posterior_trees.data.augment import check_augmentations
+from posterior_trees.data.decode import Header, fit
+from posterior_trees.data.errors import DataError
+from posterior_trees.data.idx import read_idx_images
+from posterior_trees.data.imageset import ImageSet
+from posterior_trees.data.memory import free_bytes
+from posterior_trees.data.patches import cover
+from posterior_trees.data.pictures import Picture, list_pairs, list_pictures, read_headers, reader
+from posterior_trees.data.registry import what_to_put
+from posterior_trees.data.splits import bounds, check_split, empty, split_names
+from posterior_trees.data.stream import StreamedImageSet
+
+
+@runtime_checkable
+class DataSpec(Protocol):
+    """The data section of a recipe (`posterior_trees.recipe.DataSpec` is one)."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def kind(self) -> str: ...
+    @property
+    def channels(self) -> int: ...
+    @property
+    def size(self) -> tuple[int, ...]: ...
+    @property
+    def inputs(self) -> str: ...
+    @property
+    def targets(self) -> str: ...
+    @property
+    def input_channels(self) -> int: ...
+    @property
+    def split(self) -> str: ...
+    @property
+    def validation(self) -> float: ...
+    @property
+    def test(self) -> float: ...
+    @property
+    def patch(self) -> int: ...
+    @property
+    def augment(self) -> tuple[str, ...]: ...
+
+
+def load_split(
+    spec: DataSpec,
+    folder: str | os.PathLike[str] | None,
+    split: str,
+    resident_limit_bytes: int | None = None,
+) -> ImageSet:
+    """The images of a split, "train", "validation" or "test", of a set in the data folder.
+
+    They are kept in memory if they take at most `resident_limit_bytes` (half of the free memory if
+    not given), and decoded batch by batch otherwise.
+    """
+    check_spec(spec)
+    check_split(split, spec.validation, spec.test)
+    folder = find_folder(folder)
+    if spec.kind == "idx":
+        return _load_idx(spec, folder, split)
+    archive = open_archive(folder, spec.name)
+    if archive is None:
+        raise DataError(what_to_put(spec.name, folder, spec.kind, (spec.inputs, spec.targets)))
+    pictures = (
+        list_pairs(archive, spec.inputs, spec.targets)
+        if spec.kind == "pairs"
+        else list_pictures(archive)
+    )
+    names = split_names(
+        list(pictures), split, by=spec.split, validation=spec.validation, test=spec.test
+    )
+    streamed = _stream(spec, archive, pictures, names)
+    limit = free_bytes() // 2 if resident_limit_bytes is None else resident_limit_bytes
+    if streamed.nbytes > limit:
+        return streamed
+    return streamed.load(f"{len(names)} {split} images of {spec.name}")
+
+
+def find_folder(folder: str | os.PathLike[str] | None) -> Path:
+    """The data folder: as given, else what the variable PTREES_DATA says."""
+    named = folder if folder is not None else os.environ.get("PTREES_DATA")
+    if not named:
+        raise DataError(
+            "no data folder is given: use --data DIR or set the variable PTREES_DATA; "
+            "`ptrees data --data DIR` lists what is in one"
+        )
+    return Path(named).expanduser()
+
+
+def check_spec(spec: DataSpec) -> None:
+    """Errors that can be seen without looking at any image."""
+    if spec.kind not in ("idx", "images", "pairs"):
+        raise DataError(f"data.kind is {spec.kind!r}; it is 'idx', 'images' or 'pairs'")
+    for key, channels in (("channels", spec.channels), ("input_channels", spec.input_channels)):
+        if channels not in (1, 3) and (key == "channels" or spec.kind == "pairs"):
+            raise DataError(f"data.{key} is {channels}; images have 1 (grey) or 3 (RGB) channels")
+    if len(spec.size) not in (0, 2) or any(length < 1 for length in spec.size):
+        raise DataError(f"data.size is {spec.size}; it is (height, width), or () for as stored")
+    if spec.patch < 0:
+        raise DataError(f"data.patch is {spec.patch}; it is a number of pixels, or 0 for none")
+    if spec.kind == "pairs" and not (spec.inputs and spec.targets):
+        raise DataError(
+            "pairs need data.inputs and data.targets: the names of the two folders inside "
+            f"{spec.name!r} that hold y and x"
+        )
+    check_augmentations(spec.augment, spec.patch)
+
+
+def _load_idx(spec: DataSpec, folder: Path, split: str) -> ImageSet:
+    if spec.split != "files":
+        raise DataError(f"data.split is {spec.split!r}; IDX sets are split by 'files'")
+    if not (folder / spec.name).is_dir():
+        raise DataError(what_to_put(spec.name, folder, "idx"))
+    part = "t10k" if split == "test" else "train"
+    images = read_idx_images(folder / spec.name, part)
+    chosen = slice(None) if split == "test" else bounds(len(images), split, spec.validation, 0.0)
+    names = [f"{part}/{i:05d}" for i in range(len(images))[chosen]]
+    if not names:
+        raise DataError(empty(split, len(images), f"images in the {part} file"))
+    images = images[chosen]
+    if spec.size and images.shape[2:] != tuple(spec.size):
+        fitted = [np.asarray(fit(Image.fromarray(image[0]), spec.size)) for image in images]
+        images = np.stack(fitted)[:, None]
+    return ImageSet(torch.from_numpy(images.repeat(spec.channels, axis=1)), None, names)
+
+
+def _stream(
+    spec: DataSpec, archive: Archive, pictures: dict[str, Picture], names: Sequence[str]
+) -> StreamedImageSet:
+    """The named pictures, each whole if all are of one size, else in windows of one size."""
+    headers = read_headers(archive, [pictures[name] for name in names])
+    sizes = [_size(spec, header) for header in headers]
+    if len(set(sizes)) > 1 and not spec.patch:
+        other = next(i for i, found in enumerate(sizes) if found != sizes[0])
+        (h, w), (other_h, other_w) = sizes[0], sizes[other]
+        raise DataError(
+            f"{archive.where}: images differ in size ({names[0]} is {h}×{w}, {names[other]} is "
+            f"{other_h}×{other_w}). Set data.size = [{h}, {w}] to bring them to one size, "
+            "or data.patch to train on windows of them"
+        )
+    for name, found in zip(names, sizes, strict=True):
+        if min(found) < spec.patch:
+            raise DataError(
+                f"{archive.where}: {name} is {found[0]}×{found[1]}, smaller than data.patch = "
+                f"{spec.patch}. Remove it, or use a smaller patch"
+            )
+    tile = min(h for h, _ in sizes), min(w for _, w in sizes)
+    items = [
+        item for name, found in zip(names, sizes, strict=True) for item in cover(name, found, tile)
+    ]
+    values = (spec.channels + (spec.input_channels if spec.kind == "pairs" else 0)) * tile[0]
+    nbytes = len(items) * values * tile[1] * (2 if any(h.is_deep for h in headers) else 1)
+    read = reader(archive, pictures, spec.channels, spec.input_channels, tuple(spec.size))
+    return StreamedImageSet(read, items, (spec.channels, *tile), nbytes)
+
+
+def _size(spec: DataSpec, header: Header) -> tuple[int, int]:
+    if not spec.size:
+        return header.height, header.width
+    h, w = spec.size
+    return h, w

@@ -1,0 +1,34 @@
+"""How much memory is free, without asking more of the system than the standard library can."""
+
+import os
+from pathlib import Path
+
+UNKNOWN = 4 * 2**30
+"""Choice: what we take for free where the system does not say (Windows)."""
+
+
+def free_bytes() -> int:
+    """Memory that may still be taken: of the machine, or of the container that we run in."""
+    return max(min(_machine(), _container()), 0)
+
+
+def _machine() -> int:
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return 1024 * int(line.split()[1])
+    except OSError:
+        pass
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+    except (AttributeError, OSError, ValueError):
+        return UNKNOWN
+
+
+def _container() -> int:
+    """What is left below the limit of a Linux control group (version 2), if there is one."""
+    try:
+        limit = int(Path("/sys/fs/cgroup/memory.max").read_text())
+        return limit - int(Path("/sys/fs/cgroup/memory.current").read_text())
+    except (OSError, ValueError):
+        return 2**62

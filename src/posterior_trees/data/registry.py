@@ -1,0 +1,89 @@
+"""The sets that the recipes use: what they are, where they go, how to obtain them, on what terms.
+
+We pass on none of them but MNIST's address: most are for research only, and their owners want to
+be asked. `docs/data.md` tells how each set was prepared.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class KnownSet:
+    """One set by name; `channels` are the folders of a paired one."""
+
+    name: str
+    kind: str
+    what: str
+    obtain: str
+    terms: str
+    channels: tuple[str, ...] = ()
+
+
+KNOWN = (
+    KnownSet(
+        name="mnist",
+        kind="idx",
+        what="MNIST handwritten digits, 28×28 grey, 60,000 + 10,000",
+        obtain="run `ptrees data --download mnist`",
+        terms="no formal licence; commonly given as CC BY-SA 3.0",
+    ),
+    KnownSet(
+        name="faces256",
+        kind="images",
+        what="aligned faces (CelebA-HQ), 256×256 RGB",
+        obtain="obtain CelebA-HQ and resize it to 256×256",
+        terms="non-commercial research only",
+    ),
+    KnownSet(
+        name="cats256",
+        kind="images",
+        what="cats of AFHQ v2, 256×256 RGB",
+        obtain="obtain AFHQ v2 and resize its cats to 256×256",
+        terms="CC BY-NC 4.0",
+    ),
+    KnownSet(
+        name="shoes128",
+        kind="images",
+        what="shoe photos (UT Zappos50K, edges2shoes), 128×128 RGB",
+        obtain="obtain the photos and resize them to 128×128",
+        terms="academic, non-commercial use",
+    ),
+    KnownSet(
+        name="cells_actin_dna",
+        kind="pairs",
+        what="BBBC022 cells, actin/Golgi and DNA stain, 260×348 grey, 2×2 binned",
+        obtain="obtain BBBC022 and bin it",
+        terms="CC0",
+        channels=("actin_golgi", "dna"),
+    ),
+)
+
+
+def find_known(name: str) -> KnownSet | None:
+    return next((known for known in KNOWN if known.name == name), None)
+
+
+def layout(name: str, folder: Path, kind: str, channels: tuple[str, ...] = ()) -> str:
+    """Where the files of a set go."""
+    place = folder / name
+    if kind == "idx":
+        return f"{place}/train-images-idx3-ubyte.gz and t10k-images-idx3-ubyte.gz"
+    if kind == "pairs":
+        folders = " and ".join(f"{channel}/" for channel in channels)
+        return f"{folders} with images of the same names in {place}/ or {place}.tar"
+    return f"images in {place}/ or {place}.tar"
+
+
+def what_to_put(name: str, folder: Path, kind: str, channels: tuple[str, ...] = ()) -> str:
+    """The message for a set that is not there."""
+    if not folder.is_dir():
+        lead = f"the data folder {folder} does not exist (give it by --data DIR or PTREES_DATA)"
+    else:
+        lead = f"the set {name!r} is not in {folder}"
+    known = find_known(name)
+    source = f" ({known.what}: {known.obtain}; terms: {known.terms})" if known else ""
+    return (
+        f"{lead}. Put {layout(name, folder, kind, channels)}{source}. "
+        f"`ptrees data --data {folder}` lists what is found; docs/data.md says more"
+    )

@@ -1,0 +1,67 @@
+r"""Which images train, which validate, which test: by a rule on names, never by chance.
+
+Of $n$ sorted names the last $\lfloor n f_{\text{test}} \rceil$ are the test split, as many as
+$\lfloor n f_{\text{validation}} \rceil$ before them the validation split, and the rest trains
+(fractions above 0 take at least one). The same files give the same splits on every machine.
+"""
+
+from collections.abc import Sequence
+from itertools import groupby
+from pathlib import PurePosixPath
+
+from posterior_trees.data.errors import DataError
+
+SPLITS = ("train", "validation", "test")
+
+
+def split_names(
+    names: Sequence[str], split: str, *, by: str, validation: float, test: float
+) -> list[str]:
+    """The names of one split, sorted; `by` is "name", or "well" to keep wells whole."""
+    check_split(split, validation, test)
+    if by == "name":
+        groups = [[name] for name in sorted(names)]
+    elif by == "well":
+        ordered = sorted(names, key=lambda name: (well(name), name))
+        groups = [list(fields) for _, fields in groupby(ordered, key=well)]
+    else:
+        raise DataError(f"data.split is {by!r}; for image files it is 'name' or 'well'")
+    chosen = groups[bounds(len(groups), split, validation, test)]
+    if not chosen:
+        raise DataError(empty(split, len(groups), "images" if by == "name" else "wells"))
+    return [name for group in chosen for name in group]
+
+
+def bounds(n: int, split: str, validation: float, test: float) -> slice:
+    """The place of a split among `n` sorted things."""
+    end = max(n - _share(n, test), 0)
+    middle = max(end - _share(n, validation), 0)
+    return {"train": slice(0, middle), "validation": slice(middle, end), "test": slice(end, n)}[
+        split
+    ]
+
+
+def check_split(split: str, validation: float, test: float) -> None:
+    if split not in SPLITS:
+        raise DataError(f"unknown split {split!r}; it is one of {', '.join(SPLITS)}")
+    if not (0 <= validation <= 1 and 0 <= test <= 1 and validation + test < 1):
+        raise DataError(
+            f"data.validation is {validation} and data.test is {test}; both are fractions, "
+            "and together they leave something below 1 to train on"
+        )
+
+
+def empty(split: str, n: int, things: str) -> str:
+    """The message for a split with nothing in it."""
+    fix = "add images" if split == "train" else f"set data.{split} above 0 or add images"
+    return f"the {split} split is empty: there are {n} {things}; {fix}"
+
+
+def well(name: str) -> str:
+    """The well of a field: its file name up to the first "_", with the folder before it."""
+    path = PurePosixPath(name)
+    return (path.parent / path.stem.split("_")[0]).as_posix()
+
+
+def _share(n: int, fraction: float) -> int:
+    return max(int(n * fraction + 0.5), 1) if fraction > 0 and n > 0 else 0

@@ -1,0 +1,161 @@
+"""Images that are decoded when they are asked for, by threads (Pillow lets go of the GIL).
+
+`StreamedImageSet` answers `batch` with exactly the numbers of an `ImageSet` in memory; `load` makes
+it one.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import groupby
+from os import cpu_count
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.progress import track
+from torch import Tensor
+
+from posterior_trees.data.decode import Pixels
+from posterior_trees.data.errors import DataError
+from posterior_trees.data.imageset import (
+    Batch,
+    ImageSet,
+    Indices,
+    Stored,
+    as_index,
+    to_float,
+)
+
+Pair = tuple[Pixels, Pixels | None]
+
+SLOW = 1000
+"""From this many images on, reading takes more than a second and is announced."""
+
+
+class Window(NamedTuple):
+    """A rectangle of pixels."""
+
+    top: int
+    left: int
+    height: int
+    width: int
+
+    def cut(self, images):
+        """Those pixels of `(..., h, w)`."""
+        rows = slice(self.top, self.top + self.height)
+        return images[..., rows, self.left : self.left + self.width]
+
+
+class Item(NamedTuple):
+    """One image of a set: a file, or a window of it."""
+
+    name: str
+    file: str
+    window: Window
+
+
+class StreamedImageSet(ImageSet):
+    """A set that holds only the names of its images; `x` and `y` decode all of them.
+
+    `read(file)` gives the pixels of x and of y (or None) of one file, `shape` is `(c, h, w)` of x
+    in every window, `nbytes` what `load` would take.
+    """
+
+    def __init__(
+        self,
+        read: Callable[[str], Pair],
+        items: Sequence[Item],
+        shape: tuple[int, ...],
+        nbytes: int,
+        device: str | torch.device = "cpu",
+    ) -> None:
+        self.read, self.items = read, list(items)
+        self.names = [item.name for item in self.items]
+        self._shape, self._nbytes, self._device = shape, nbytes, torch.device(device)
+
+    @property
+    def x(self) -> Stored:
+        return self.load().x
+
+    @property
+    def y(self) -> Stored | None:
+        return self.load().y
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self._shape
+
+    @property
+    def device(self) -> torch.device:
+        return self._device
+
+    @property
+    def nbytes(self) -> int:
+        return self._nbytes
+
+    def __repr__(self) -> str:
+        return f"StreamedImageSet({len(self)} images of {self.shape}, {self.device})"
+
+    def to(self, device: str | torch.device) -> "StreamedImageSet":
+        return StreamedImageSet(self.read, self.items, self.shape, self.nbytes, device)
+
+    def subset(self, indices: Indices) -> "StreamedImageSet":
+        """A set of only these images, in this order."""
+        items = [self.items[i] for i in as_index(indices).tolist()]
+        nbytes = self.nbytes * len(items) // max(len(self), 1)
+        return StreamedImageSet(self.read, items, self.shape, nbytes, self.device)
+
+    def batch(self, indices: Indices) -> Batch:
+        part = self.subset(indices)
+        x, y = _stack(part._decode(), len(part))
+        return to_float(x.to(self.device)), None if y is None else to_float(y.to(self.device))
+
+    def load(self, title: str = "images") -> ImageSet:
+        """Decode everything once and keep it."""
+        console = Console(stderr=True)
+        if not console.is_terminal and len(self) >= SLOW:
+            console.print(f"reading {title}")
+        pairs = track(
+            self._decode(),
+            description=f"reading {title}",
+            total=len(self),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+        return ImageSet(*_stack(pairs, len(self)), self.names).to(self.device)
+
+    def _decode(self) -> Iterator[Pair]:
+        """Pixels of every item in order; neighbours in the list from one file decode it once."""
+        groups = [(file, list(items)) for file, items in groupby(self.items, lambda i: i.file)]
+        with ThreadPoolExecutor(min(cpu_count() or 1, 32)) as pool:
+            pixels = pool.map(self.read, [file for file, _ in groups])
+            for (_, items), (x, y) in zip(groups, pixels, strict=True):
+                for item in items:
+                    cut = item.window.cut
+                    yield cut(x), None if y is None else cut(y)
+
+
+def _stack(pairs: Iterable[Pair], n: int) -> tuple[Tensor, Tensor | None]:
+    xs, ys = None, None
+    for i, (x, y) in enumerate(pairs):
+        xs = _put(xs, i, n, x)
+        ys = None if y is None else _put(ys, i, n, y)
+    if xs is None:
+        raise DataError("a batch needs at least one image; indices are empty")
+    return torch.from_numpy(xs), None if ys is None else torch.from_numpy(ys)
+
+
+def _put(stack: np.ndarray | None, i: int, n: int, image: np.ndarray) -> np.ndarray:
+    """Write image `i` of `n` into the stack, which becomes 16-bit with the first such image."""
+    if stack is None:
+        stack = np.empty((n, *image.shape), image.dtype)
+    if stack.dtype != image.dtype:
+        # 257 = 65535 / 255: the same value between 0 and 1.
+        if image.dtype == np.uint8:
+            image = image * np.uint16(257)
+        else:
+            stack = stack * np.uint16(257)
+    stack[i] = image
+    return stack

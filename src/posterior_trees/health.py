@@ -1,0 +1,67 @@
+"""Early signs of a tree's health during an epoch: which leaves win, and how sure the tree is."""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from posterior_trees.loss import Objective
+
+DEAD = 0.002
+"""A leaf that fewer of the images reach counts as dead."""
+
+
+class Health:
+    """Running sums over an epoch, kept on the device so that no step waits for the GPU."""
+
+    def __init__(self, num_leaves: int, device: torch.device) -> None:
+        self.usage = torch.zeros(num_leaves, device=device)
+        self.sums = torch.zeros(4, dtype=torch.float64, device=device)  # loss, root, nll, entropy
+        self.images = 0
+
+    def note(self, loss: Objective, winners: Tensor) -> None:
+        """Take note of a batch: its losses and the winning leaves of all processes."""
+        self.usage.index_add_(0, winners, torch.ones_like(winners, dtype=self.usage.dtype))
+        parts = [loss.squared, loss.root, loss.nll, loss.entropy]
+        self.sums += torch.stack([part.detach().double().sum() for part in parts])
+        self.images += len(loss.squared)
+
+    def is_finite(self) -> bool:
+        return bool(self.sums.isfinite().all())
+
+    def summary(self, epsilon: float) -> dict[str, Any]:
+        """The epoch's means; starts the next epoch."""
+        squared, root, nll, entropy = (self.sums / max(self.images, 1)).tolist()
+        usage = (self.usage / self.usage.sum().clamp(min=1)).tolist()
+        line: dict[str, Any] = {
+            "squared": squared,
+            "root_mse": root,
+            "nll": nll,
+            "entropy": entropy,
+            "leaf_usage": [round(share, 5) for share in usage],
+        }
+        dead = [leaf for leaf, share in enumerate(usage) if share < DEAD]
+        if dead and epsilon < 0.05:
+            line["warning"] = (
+                f"leaves {dead} are reached by fewer than {DEAD:.1%} of the images: switch the "
+                "balancer on (balancer.is_on=true), anneal longer (loss.epsilon_scale), or use a "
+                "smaller tree"
+            )
+        self.usage.zero_()
+        self.sums.zero_()
+        self.images = 0
+        return line
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"usage": self.usage, "sums": self.sums, "images": self.images}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.usage.copy_(state["usage"])
+        self.sums.copy_(state["sums"])
+        self.images = state["images"]
+
+
+def perplexity(usage: list[float]) -> float:
+    """How many leaves are in use, between 1 and all."""
+    return math.exp(-sum(p * math.log(p) for p in usage if p > 0))

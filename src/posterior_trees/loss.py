@@ -1,0 +1,102 @@
+r"""What a tree is trained with: the hierarchical oracle loss and its annealing.
+
+The truth walks down the tree from the root, at each level to the child nearest to it, and every
+node it meets pays its squared error. Losers pay $\varepsilon$ of theirs; $\varepsilon$ falls from 1
+(plain MSE for all nodes, so that all leaves start near the mean) to 0 (only the path).
+"""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from posterior_trees.tree import Tree
+
+
+def tree_loss(
+    tree: Tree, x: Float[Tensor, "b *shape"], epsilon: float | int | Tensor = 0.0
+) -> Float[Tensor, "b"]:
+    r"""The hierarchical oracle loss of every image (Sec. 3.2, annealed as in Sec. 3.4).
+
+    $$ L(x) = \sum_{\text{nodes } n} w_n \, \overline{(x_n - x)^2}, \qquad
+       w_{\text{root}} = 1, \quad
+       w_{nk} = w_n \cdot \begin{cases} 1 & k \text{ nearest to } x \text{ among its siblings} \\
+                                      \varepsilon & \text{else} \end{cases} $$
+
+    The bar is the mean over pixels. Ties go to the lowest index, absent nodes weigh nothing.
+    Choice: the winner keeps weight 1 at every $\varepsilon$, so that $\varepsilon = 1$ is plain MSE;
+    elsewhere in the multiple-choice literature it has weight $1 - \varepsilon$.
+    """
+    errors = tree.errors(x)
+    return _weigh(tree, errors, tree.winners(errors), epsilon)
+
+
+def probability_loss(tree: Tree, x: Float[Tensor, "b *shape"]) -> Float[Tensor, "b"]:
+    r"""Cross-entropy of the leaf probabilities on the leaf that the truth reaches,
+    $-\ln \alpha_{\text{path}(x)}$.
+
+    Deviation: the paper trains $\alpha$ only through the squared errors of the parents, which says
+    little about it where leaves are alike. This is a proper score, and exactly the reported NLL.
+    The choice of the leaf carries no gradient.
+    """
+    return _path_nll(tree, tree.descend(x))
+
+
+class Objective(NamedTuple):
+    """The parts of the training loss of every image, and what the trainer logs about them."""
+
+    squared: Float[Tensor, "b"]
+    nll: Float[Tensor, "b"]
+    entropy: Float[Tensor, "b"]
+    root: Float[Tensor, "b"]
+    leaf: Int[Tensor, "b"]
+
+    def total(self, beta: float, scale: Float[Tensor, ""]) -> Float[Tensor, "b"]:
+        """Squared errors plus `beta` times the probability loss in units of `scale`, the batch mean
+        of the root's squared error, which makes `beta` free of the data's scale. `beta` = 0 is the
+        paper's training."""
+        return self.squared + beta * scale.detach() * self.nll
+
+
+def objective(tree: Tree, x: Float[Tensor, "b *shape"], epsilon: float | int | Tensor = 0.0) -> Objective:
+    """Both losses in one pass over the nodes."""
+    errors = tree.errors(x)
+    winners = tree.winners(errors)
+    path = tree.follow(winners)
+    log_probs = tree.log_probs[-1]
+    return Objective(
+        squared=_weigh(tree, errors, winners, epsilon),
+        nll=_path_nll(tree, path),
+        entropy=-(log_probs.exp() * log_probs).sum(dim=1).detach(),
+        root=errors[0][:, 0].detach(),
+        leaf=path[:, -1],
+    )
+
+
+def epsilon_at(
+    epoch: float | int, start: float | int = 5.0, scale: float | int = 2.0
+) -> float:
+    r"""Weight of the losers after `epoch` epochs: $\varepsilon_t = \exp(-[t - t_0]_+ / s)$ (Eq. 8).
+
+    `epoch` counts completed epochs and may be fractional.
+    """
+    if scale <= 0:
+        raise ValueError(f"scale is {scale}; the annealing needs a positive number of epochs")
+    return math.exp(-max(epoch - start, 0.0) / scale)
+
+
+def _weigh(tree: Tree, errors: Sequence[Tensor], winners: Sequence[Tensor], epsilon) -> Tensor:
+    weight = torch.ones_like(errors[0])
+    loss = errors[0].sum(dim=1)
+    for k, error, winner in zip(tree.branching, errors[1:], winners, strict=True):
+        won = torch.nn.functional.one_hot(winner, k).to(weight.dtype)
+        weight = (weight.unsqueeze(2) * (won + (1 - won) * epsilon)).flatten(1)
+        loss = loss + (weight * error).sum(dim=1)
+    return loss
+
+
+def _path_nll(tree: Tree, path: Tensor) -> Tensor:
+    return -tree.log_probs[-1].gather(1, path[:, -1:]).squeeze(1)

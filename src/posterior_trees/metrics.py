@@ -1,0 +1,77 @@
+r"""What a tree is judged by: per-image values on the greedy path of the truth (Sec. 4.1).
+
+From the root the truth goes to the nearest child, level by level. At each depth of that path we
+read the PSNR of the node and the negative log of its probability. Nothing is clipped; values are
+per image and reduced once, by `summarize`, with a bootstrap interval over images.
+
+NLL alone is no score of quality (a tree with one sure child scores 0): read it next to the PSNR and
+next to the entropy of the predicted probabilities. NLL − entropy ≈ 0 means calibrated.
+"""
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from posterior_trees.tree import Tree
+
+
+def psnr(
+    tree: Tree, x: Float[Tensor, "b *shape"], mask: Bool[Tensor, "*space"] | None = None
+) -> Float[Tensor, "b levels"]:
+    """PSNR in dB, range 1, of the nodes on the path of `x`; over the pixels of `mask` if given.
+
+    The path is always the path over all pixels.
+    """
+    path = tree.descend(x)
+    values = []
+    for level, images in enumerate(tree.images):
+        nodes = images[torch.arange(len(tree), device=images.device), path[:, level]]
+        squares = (nodes - x).square()
+        if mask is not None:
+            squares = squares[..., mask.to(squares.device)]
+        values.append(-10 * squares.flatten(1).mean(dim=1).log10())
+    return torch.stack(values, dim=1)
+
+
+def nll(tree: Tree, x: Float[Tensor, "b *shape"]) -> Float[Tensor, "b levels"]:
+    """−ln of the absolute probability of the nodes on the path of `x`; 0 at the root."""
+    path = tree.descend(x)
+    levels = [
+        -log_probs.gather(1, path[:, level : level + 1])
+        for level, log_probs in enumerate(tree.log_probs)
+    ]
+    return torch.cat(levels, dim=1)
+
+
+def entropy(tree: Tree) -> Float[Tensor, "b levels"]:
+    """Entropy in nats of each level's probabilities; what a calibrated tree expects of its NLL."""
+    levels = [
+        -(log_probs.exp() * log_probs.masked_fill(log_probs.isneginf(), 0.0)).sum(dim=1)
+        for log_probs in tree.log_probs
+    ]
+    return torch.stack(levels, dim=1)
+
+
+class Summary(NamedTuple):
+    """Mean and standard deviation over images, with a 95 % bootstrap interval of the mean."""
+
+    mean: float
+    std: float
+    low: float
+    high: float
+
+
+def summarize(values: Float[Tensor, "b"], draws: int = 1000, seed: int = 0) -> Summary:
+    values = values.detach().double().cpu()
+    generator = torch.Generator().manual_seed(seed)
+    means = torch.stack(
+        [
+            values[torch.randint(len(values), (len(values),), generator=generator)].mean()
+            for _ in range(draws)
+        ]
+    )
+    low, high = means.quantile(torch.tensor([0.025, 0.975], dtype=means.dtype)).tolist()
+    std = values.std(correction=0).item()
+    return Summary(values.mean().item(), std, low, high)

@@ -1,0 +1,65 @@
+"""What every network returns, and the small head that predicts the leaves' probabilities."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+
+class Leaves(NamedTuple):
+    """The bottom of a tree, as a network predicts it: `K^d` images and their log-probabilities."""
+
+    images: Float[Tensor, "b n *shape"]
+    log_probs: Float[Tensor, "b n"]
+
+
+class ProbabilityHead(nn.Module):
+    """Log-probabilities of the leaves from the decoder's feature maps (App. A.1).
+
+    All maps are averaged over space and concatenated; an MLP of widths `features → 256 → 64 → n`
+    and a softmax follow, in float32 even under autocast.
+
+    Choice: the paper says four linear layers and lists three; three is the default, `layers=4` puts
+    a `features → features` layer in front. Normalisation and SiLU follow the hidden layers only.
+    Deviation: LayerNorm (`norm="layer"`) instead of batch normalisation, which couples the images
+    of a batch and shifts at batch size 1; `norm="batch"` is the paper's.
+    Choice: the last layer starts at zero, so that training starts from equal probabilities.
+    """
+
+    def __init__(
+        self,
+        features: int,
+        num_leaves: int,
+        *,
+        layers: int = 3,
+        norm: str = "layer",
+        is_detached: bool = False,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        if layers not in (3, 4):
+            raise ValueError(f"the probability head has {layers} layers; choose 3 or 4")
+        norms = {"layer": nn.LayerNorm, "batch": nn.BatchNorm1d}
+        if norm not in norms:
+            raise ValueError(f"norm {norm!r} of the probability head: choose 'layer' or 'batch'")
+        widths = [features, *[features] * (layers - 3), 256, 64]
+        modules: list[nn.Module] = []
+        for before, after in zip(widths, widths[1:], strict=False):
+            modules += [nn.Linear(before, after), norms[norm](after), nn.SiLU()]
+            if dropout:
+                modules.append(nn.Dropout(dropout))
+        last = nn.Linear(widths[-1], num_leaves)
+        nn.init.zeros_(last.weight)
+        nn.init.zeros_(last.bias)
+        self.layers = nn.Sequential(*modules, last)
+        self.is_detached = is_detached
+
+    def forward(self, maps: Sequence[Float[Tensor, "b _ *space"]]) -> Float[Tensor, "b n"]:
+        pooled = torch.cat([m.float().flatten(2).mean(dim=2) for m in maps], dim=1)
+        if self.is_detached:
+            pooled = pooled.detach()
+        with torch.autocast(device_type=pooled.device.type, enabled=False):
+            logits = self.layers(pooled.to(self.layers[0].weight.dtype))
+        return logits.float().log_softmax(dim=1)

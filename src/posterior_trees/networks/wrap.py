@@ -1,0 +1,46 @@
+"""Any backbone as the trunk of a tree."""
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from posterior_trees.networks.head import Leaves, ProbabilityHead
+
+
+class Backbone(nn.Module):
+    """Makes leaves and log-probabilities from the feature maps of any image-to-image network.
+
+    `backbone` maps `(b, c_in, h, w)` to `(b, features, h, w)`. A 1×1 convolution turns the features
+    into `num_leaves · channels` maps, unless the backbone emits those itself (`emits_leaves`).
+    """
+
+    def __init__(
+        self,
+        backbone: nn.Module,
+        *,
+        features: int,
+        channels: int,
+        num_leaves: int,
+        emits_leaves: bool = False,
+    ) -> None:
+        super().__init__()
+        if emits_leaves and features != num_leaves * channels:
+            raise ValueError(
+                f"a backbone that emits {num_leaves} leaves of {channels} channels itself has "
+                f"{num_leaves * channels} output maps, not features={features}"
+            )
+        self.backbone, self.features = backbone, features
+        self.channels, self.num_leaves = channels, num_leaves
+        self.to_image = (
+            nn.Identity() if emits_leaves else nn.Conv2d(features, num_leaves * channels, 1)
+        )
+        self.head = ProbabilityHead(features, num_leaves)
+
+    def forward(self, y: Float[Tensor, "b c h w"]) -> Leaves:
+        maps = self.backbone(y)
+        if maps.shape[1] != self.features:
+            raise ValueError(
+                f"the backbone returned {maps.shape[1]} feature maps, but was wrapped with "
+                f"features={self.features}"
+            )
+        images = self.to_image(maps).unflatten(1, (self.num_leaves, self.channels))
+        return Leaves(images, self.head([maps]))

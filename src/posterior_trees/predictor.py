@@ -1,0 +1,169 @@
+"""From a measurement to a tree, consistent with the measurement by construction."""
+
+from collections.abc import Sequence
+from os import PathLike
+from typing import TYPE_CHECKING
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from posterior_trees.measure import Measurement, Paired
+from posterior_trees.networks.head import Leaves
+from posterior_trees.networks.wrap import Backbone
+from posterior_trees.tree import Tree, grow, layout, level_sizes
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+class TreePredictor(nn.Module):
+    """A network and a measurement that together turn `y` into a `Tree`.
+
+    Every leaf is `naive(y) + P(network(y))`, so every node, being an average of leaves, agrees with
+    the measurement to float precision. Images of any size are padded to what the network takes and
+    cropped back.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        measurement: Measurement,
+        *,
+        branching: int | Sequence[int],
+        depth: int | None = None,
+        channels: int,
+        multiple: int = 1,
+        padding: str = "reflect",
+        name: str = "",
+        about: dict | None = None,
+    ) -> None:
+        super().__init__()
+        self.network, self.measurement = network, measurement
+        self.branching = layout(branching, depth=depth)
+        self.channels = channels
+        self.multiple, self.padding = multiple, padding
+        self.name, self.about = name, about or {}
+
+    @property
+    def depth(self) -> int:
+        return len(self.branching)
+
+    @property
+    def num_leaves(self) -> int:
+        return level_sizes(self.branching)[-1]
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.network.parameters()).device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return next(self.network.parameters()).dtype
+
+    def forward(self, y: Float[Tensor, "b *shape"]) -> Tree:
+        return self.assemble(self.network(self.view(y)), y)
+
+    def view(self, y: Float[Tensor, "b *shape"]) -> Tensor:
+        """What the network sees of `y`: an image padded to a size it can take."""
+        seen = self.measurement.view(y)
+        expected = self.measurement.channels(self.channels)
+        if seen.ndim == 4 and seen.shape[1] != expected:
+            raise ValueError(
+                f"the measurement has {seen.shape[1]} channels, this model takes {expected}"
+            )
+        return pad(seen, self.multiple, self.padding).to(self.dtype)
+
+    def assemble(self, leaves: Leaves, y: Float[Tensor, "b *shape"]) -> Tree:
+        """The tree of the network's leaves, made to agree with `y`."""
+        naive = self.measurement.naive(y).unsqueeze(1)
+        images = crop(leaves.images, naive.shape[-2:]) if naive.ndim == 5 else leaves.images
+        images = images.to(torch.promote_types(images.dtype, torch.float32))
+        return grow(naive + self.measurement.project(images), leaves.log_probs, self.branching)
+
+    def measure(
+        self, x: Float[Tensor, "b *shape"], generator: torch.Generator | None = None
+    ) -> Tensor:
+        """The model's own degradation of clean images."""
+        return self.measurement(x, generator)
+
+    @torch.inference_mode()
+    def predict(self, picture: "str | PathLike[str] | np.ndarray | Tensor") -> Tree:
+        """The tree of a user's picture: a file, an array or a tensor; see `picture.as_picture`.
+
+        Where the model's measurement can be made from any picture (a hole, a lost colour) it is
+        made here; else the picture is taken as the measurement itself.
+        """
+        from posterior_trees.picture import as_picture
+
+        y = self.measurement.observe(as_picture(picture, self).to(self.device))
+        was_training = self.training
+        self.eval()
+        try:
+            return self(y)
+        finally:
+            self.train(was_training)
+
+
+def wrap(
+    backbone: nn.Module,
+    *,
+    features: int,
+    channels: int,
+    branching: int | Sequence[int] = 3,
+    depth: int = 2,
+    measurement: Measurement | None = None,
+    leaves: bool = False,
+    multiple: int = 1,
+) -> TreePredictor:
+    """Make a tree predictor of any image-to-image backbone.
+
+    `backbone` maps `(b, c_in, h, w)` to `(b, features, h, w)`; with `leaves=True` its maps are the
+    `K^d · channels` leaves themselves. Without a `measurement` the network predicts images freely;
+    give one and every node agrees with it. `multiple` is the number the backbone's image sides must
+    be divisible by.
+    """
+    levels = layout(branching, depth=depth)
+    network = Backbone(
+        backbone,
+        features=features,
+        channels=channels,
+        num_leaves=level_sizes(levels)[-1],
+        emits_leaves=leaves,
+    )
+    return TreePredictor(
+        network,
+        measurement or Free(channels),
+        branching=levels,
+        channels=channels,
+        multiple=multiple,
+    )
+
+
+class Free(Paired):
+    """A measurement nothing is known about: the network predicts images from any input."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__(channels, channels, is_residual=False)
+
+
+def pad(x: Float[Tensor, "b *shape"], multiple: int, mode: str) -> Tensor:
+    """Pad height and width evenly on both sides to a multiple; `crop` undoes it."""
+    if multiple == 1 or x.ndim < 4:
+        return x
+    extra = [-size % multiple for size in x.shape[-2:]]
+    if not any(extra):
+        return x
+    (top, left), (high, wide) = [e // 2 for e in extra], extra
+    sides = (left, wide - left, top, high - top)
+    if mode == "zeros":
+        return F.pad(x, sides)
+    fits = wide - left < x.shape[-1] and high - top < x.shape[-2]
+    return F.pad(x, sides, mode="reflect" if fits else "replicate")
+
+
+def crop(x: Tensor, size: Sequence[int]) -> Tensor:
+    """The centre of height and width `size`, as `pad` placed it."""
+    top, left = [(have - want) // 2 for have, want in zip(x.shape[-2:], size, strict=True)]
+    return x[..., top : top + size[0], left : left + size[1]]

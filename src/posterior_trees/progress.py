@@ -1,0 +1,76 @@
+"""Progress for people: a bar in a terminal, plain lines elsewhere."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
+
+Item = TypeVar("Item")
+
+
+class Progress:
+    """Follows a training run: a bar over its steps and one line per epoch."""
+
+    def __init__(self, title: str) -> None:
+        self.title, self.console = title, Console()
+        self.bar = _bar(self.console)
+
+    def __enter__(self) -> "Progress":
+        self.bar.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.bar.stop()
+
+    def steps(self, steps: Iterator[int], first: int, total: int) -> Iterator[int]:
+        if first:
+            self.console.print(f"continuing at step {first} of {total}")
+        task = self.bar.add_task(self.title, total=total, completed=first)
+        for step in steps:
+            yield step
+            self.bar.update(task, completed=step + 1)
+
+    def epoch(self, line: dict[str, Any]) -> None:
+        text = f"epoch {line['epoch']:4d}  root mse {line['root_mse']:.5f}  nll {line['nll']:.3f}"
+        text += f"  entropy {line['entropy']:.3f}  ε {line['epsilon']:.3g}  lr {line['lr']:.2g}"
+        if "val_psnr" in line:
+            psnr = " / ".join(f"{v:.2f}" for v in line["val_psnr"])
+            nll = " / ".join(f"{v:.3f}" for v in line["val_nll"][1:])
+            text += f"  | validation psnr {psnr}  nll {nll}"
+        self.console.print(f"{text}  ({line['seconds']:.0f} s)", highlight=False)
+        if "warning" in line:
+            self.console.print("warning: " + line["warning"], style="yellow", highlight=False)
+
+
+def track(title: str) -> Callable[[Sequence[Item]], Iterator[Item]]:
+    """A wrapper for a loop that shows how far it is, if it takes longer than a second."""
+
+    def watch(items: Sequence[Item]) -> Iterator[Item]:
+        start, bar, task = time.monotonic(), _bar(Console(stderr=True)), None
+        try:
+            for number, item in enumerate(items):
+                if task is None and time.monotonic() - start > 1:
+                    bar.start()
+                    task = bar.add_task(title, total=len(items), completed=number)
+                yield item
+                if task is not None:
+                    bar.update(task, completed=number + 1)
+        finally:
+            bar.stop()
+
+    return watch
+
+
+def _bar(console: Console) -> Bar:
+    return Bar(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        disable=not console.is_terminal,
+        transient=True,
+    )

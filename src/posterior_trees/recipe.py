@@ -1,0 +1,291 @@
+"""A recipe says everything about one experiment: data, measurement, tree, network, training.
+
+Recipes are TOML files read into the frozen dataclasses below. A named `task` fills in the data and
+the measurement of one of the paper's tasks; whatever the file says itself wins. An unknown key is
+an error. The resolved recipe is saved with the run and inside the checkpoint.
+"""
+
+import dataclasses
+import difflib
+import tomllib
+from dataclasses import dataclass, field
+from os import PathLike
+from pathlib import Path
+from typing import Any, get_type_hints
+
+
+class RecipeError(ValueError):
+    """A recipe that cannot be used, with the reason and the fix."""
+
+
+@dataclass(frozen=True)
+class DataSpec:
+    """Which images, how they are split and augmented."""
+
+    name: str = ""  # the set: a folder, a tar file, or the folder of IDX files
+    kind: str = "images"  # "images", "pairs" or "idx"
+    channels: int = 3  # of x
+    size: tuple[int, ...] = ()  # height and width to crop and resize to; () = as stored
+    inputs: str = ""  # pairs: folder of the measurements
+    targets: str = ""  # pairs: folder of the clean images
+    input_channels: int = 1  # pairs: channels of y
+    split: str = "name"  # "name", "well" (name up to the first _) or "files" (IDX)
+    validation: float = 0.05
+    test: float = 0.1
+    patch: int = 0  # train on random crops of this size
+    augment: tuple[str, ...] = ()  # "flip", "symmetries", "affine"
+
+
+@dataclass(frozen=True)
+class MeasurementSpec:
+    """How x becomes y; see `posterior_trees.measure`."""
+
+    kind: str = ""  # "inpaint", "colorize", "denoise", "downsample" or "paired"
+    rows: tuple[int, ...] = ()  # inpaint: first and last hidden row, inclusive
+    columns: tuple[int, ...] = ()
+    of: tuple[int, ...] = ()  # inpaint: size of the images the rows and columns are given for
+    fill: float = 0.5
+    sigma: float = 0.1  # denoise
+    factor: int = 4  # downsample
+    is_residual: bool = True  # paired
+
+
+@dataclass(frozen=True)
+class TreeSpec:
+    branching: int = 3
+    depth: int = 2
+
+
+@dataclass(frozen=True)
+class NetworkSpec:
+    c_init: int = 4
+    width: int = 0  # channels of the first level; 0 = c_init · number of leaves
+    decoder: str = "disjoint"  # or "shared"
+    padding: str = "reflect"  # or "zeros": how images are padded to a multiple of 16
+    head_layers: int = 3
+    head_norm: str = "layer"  # or "batch", the paper's
+    is_head_detached: bool = False  # True: the head's gradient does not enter the decoder
+    dropout: float = 0.0
+    head_dropout: float = 0.0
+
+
+@dataclass(frozen=True)
+class LossSpec:
+    probability: str = "cross_entropy"  # or "paper"
+    beta: float = 0.4  # weight of the cross-entropy, in units of the root's squared error
+    epsilon_start: float = 5.0  # epochs of plain MSE
+    epsilon_scale: float = 2.0
+
+
+@dataclass(frozen=True)
+class OptimizerSpec:
+    name: str = "adam"  # or "sgd"
+    lr: float = 1e-3
+    head_lr: float = 2e-4
+    weight_decay: float = 0.0  # decoupled, on convolution and linear weights
+    momentum: float = 0.9  # sgd
+    schedule: str = "plateau"  # or "cosine"
+    patience: int = 10  # plateau: epochs without progress before lr · 0.1
+    min_lr: float = 5e-6
+    warmup_steps: int = 0
+    clip: float = 0.0  # largest norm of the gradient; 0 = no limit
+
+
+@dataclass(frozen=True)
+class BalancerSpec:
+    is_on: bool = False
+    start: float = 6.0  # epoch; one after epsilon starts to fall
+    ridge: float = 1e-3
+    floor: float = 0.1
+    is_exact: bool = False
+    is_greedy: bool = True  # False: draw from q
+    refresh_every: int = 1
+
+
+@dataclass(frozen=True)
+class TrainingSpec:
+    epochs: int = 70
+    batch_size: int = 32
+    precision: str = "auto"  # "32-true", "bf16-mixed", …: as Lightning Fabric names them
+    ema: float = 0.0  # half-life of the weight average in epochs; 0 = off
+    compile: bool = False
+    save_seconds: float = 60.0  # save the state at least this often, and after every epoch
+    picture_every: int = 10  # epochs between pictures of trees; 0 = none
+    evaluation_batch: int = 256
+
+
+@dataclass(frozen=True)
+class Recipe:
+    task: str = ""
+    seed: int = 0
+    data: DataSpec = field(default_factory=DataSpec)
+    measurement: MeasurementSpec = field(default_factory=MeasurementSpec)
+    tree: TreeSpec = field(default_factory=TreeSpec)
+    network: NetworkSpec = field(default_factory=NetworkSpec)
+    loss: LossSpec = field(default_factory=LossSpec)
+    optimizer: OptimizerSpec = field(default_factory=OptimizerSpec)
+    balancer: BalancerSpec = field(default_factory=BalancerSpec)
+    training: TrainingSpec = field(default_factory=TrainingSpec)
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+TASKS: dict[str, dict[str, dict[str, Any]]] = {
+    "digits_inpaint": {
+        "data": {"name": "mnist", "kind": "idx", "channels": 1, "split": "files"},
+        "measurement": {"kind": "inpaint", "rows": (0, 19), "columns": (0, 27), "of": (28, 28)},
+        "network": {"padding": "zeros"},
+    },
+}
+"""Data and measurement of the paper's tasks."""
+
+CHOICES = {
+    "data.kind": ("images", "pairs", "idx"),
+    "data.split": ("name", "well", "files"),
+    "data.channels": (1, 3),
+    "measurement.kind": ("inpaint", "colorize", "denoise", "downsample", "paired"),
+    "network.decoder": ("disjoint", "shared"),
+    "network.padding": ("reflect", "zeros"),
+    "network.head_layers": (3, 4),
+    "network.head_norm": ("layer", "batch"),
+    "loss.probability": ("cross_entropy", "paper"),
+    "optimizer.name": ("adam", "sgd"),
+    "optimizer.schedule": ("plateau", "cosine"),
+}
+
+AT_LEAST = {
+    "tree.branching": 2,
+    "tree.depth": 0,
+    "network.c_init": 1,
+    "training.epochs": 1,
+    "training.batch_size": 1,
+    "training.evaluation_batch": 1,
+    "loss.beta": 0.0,
+    "loss.epsilon_start": 0.0,
+    "data.patch": 0,
+}
+
+
+def read_recipe(file: str | PathLike[str], changes: tuple[str, ...] | list[str] = ()) -> Recipe:
+    """Read a TOML recipe; `changes` are `key.sub=value` strings that win over the file."""
+    path = Path(file)
+    if not path.is_file():
+        raise RecipeError(f"there is no recipe {path}; recipes are TOML files such as "
+                          "recipes/digits_inpaint.toml")  # fmt: skip
+    return parse_recipe(path.read_text(encoding="utf-8"), changes, origin=str(path))
+
+
+def parse_recipe(
+    text: str, changes: tuple[str, ...] | list[str] = (), origin: str = "the recipe"
+) -> Recipe:
+    try:
+        table = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise RecipeError(f"{origin} is not valid TOML: {error}") from error
+    for change in changes:
+        _apply(table, change)
+    task = table.get("task", "")
+    if task not in TASKS and not ("data" in table and "measurement" in table):
+        known = ", ".join(TASKS)
+        raise RecipeError(
+            f"{origin}: task {task!r} is not one of {known}. For your own images give the recipe "
+            "a [data] and a [measurement] section"
+        )
+    merged: dict[str, Any] = {section: dict(keys) for section, keys in TASKS.get(task, {}).items()}
+    for key, value in table.items():
+        merged[key] = {**merged.get(key, {}), **value} if isinstance(value, dict) else value
+    return _build(Recipe, merged, origin, prefix="")
+
+
+def write_recipe(recipe: Recipe) -> str:
+    """The recipe as TOML, every key written out."""
+    lines = [f"task = {_toml(recipe.task)}", f"seed = {recipe.seed}"]
+    for section in dataclasses.fields(recipe):
+        value = getattr(recipe, section.name)
+        if dataclasses.is_dataclass(value):
+            lines += ["", f"[{section.name}]"]
+            lines += [
+                f"{key.name} = {_toml(getattr(value, key.name))}"
+                for key in dataclasses.fields(value)
+            ]
+    return "\n".join(lines) + "\n"
+
+
+def check(recipe: Recipe) -> None:
+    """Refuse values no run could use."""
+    for key, choices in CHOICES.items():
+        value = _get(recipe, key)
+        if value not in choices:
+            listed = ", ".join(map(repr, choices))
+            raise RecipeError(f"{key} is {value!r}; choose one of {listed}")
+    for key, low in AT_LEAST.items():
+        if not _get(recipe, key) >= low:
+            raise RecipeError(f"{key} is {_get(recipe, key)}; it must be at least {low}")
+    if not 0 <= recipe.balancer.floor < 1:
+        raise RecipeError(f"balancer.floor is {recipe.balancer.floor}; it must be in [0, 1)")
+    if recipe.measurement.kind == "paired" and recipe.data.kind != "pairs":
+        raise RecipeError('measurement.kind "paired" needs data.kind "pairs"')
+
+
+def _build(cls: type, table: dict[str, Any], origin: str, prefix: str) -> Any:
+    types = get_type_hints(cls)
+    values = {}
+    for key, value in table.items():
+        name = prefix + key
+        if key not in types:
+            near = difflib.get_close_matches(key, types, n=1)
+            hint = (
+                f"; did you mean {prefix + near[0]!r}?" if near else f"; known: {', '.join(types)}"
+            )
+            raise RecipeError(f"{origin}: unknown key {name!r}{hint}")
+        wanted = types[key]
+        if dataclasses.is_dataclass(wanted):
+            if not isinstance(value, dict):
+                raise RecipeError(f"{origin}: {name!r} is a section, not a value")
+            values[key] = _build(wanted, value, origin, prefix=name + ".")  # type: ignore[arg-type]
+        else:
+            values[key] = _convert(value, wanted, name, origin)
+    return cls(**values)
+
+
+def _convert(value: Any, wanted: Any, name: str, origin: str) -> Any:
+    if wanted is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if wanted in (int, float, str, bool):
+        if type(value) is not wanted:
+            raise RecipeError(f"{origin}: {name} is {value!r}; it must be {wanted.__name__}")
+        return value
+    return tuple(value) if isinstance(value, list | tuple) else (value,)
+
+
+def _apply(table: dict[str, Any], change: str) -> None:
+    key, equals, text = change.partition("=")
+    if not equals:
+        raise RecipeError(f"--set {change!r}: write it as key.sub=value")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text  # a bare word is a string
+    *sections, last = key.strip().split(".")
+    for section in sections:
+        table = table.setdefault(section, {})
+        if not isinstance(table, dict):
+            raise RecipeError(f"--set {change!r}: {section!r} is not a section")
+    table[last] = value
+
+
+def _get(recipe: Recipe, key: str) -> Any:
+    section, name = key.split(".")
+    return getattr(getattr(recipe, section), name)
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, tuple):
+        return "[" + ", ".join(map(_toml, value)) + "]"
+    if isinstance(value, str):
+        escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+        return f'"{escaped}"'
+    return repr(value)

@@ -1,0 +1,104 @@
+"""A run's folder: recipe, state, log and pictures; killed at any moment, it can go on.
+
+RUN/recipe.toml          the resolved recipe
+RUN/state.safetensors    everything needed to continue exactly, in one file
+RUN/best.safetensors     weights for inference
+RUN/log.jsonl            one line per epoch, cut back to the state's step on resume
+RUN/trees/*.png          trees of a few fixed images
+"""
+
+import json
+from dataclasses import asdict
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from posterior_trees import store
+from posterior_trees.recipe import Recipe, parse_recipe, write_recipe
+
+FREE_TO_CHANGE = {
+    "training.save_seconds",
+    "training.picture_every",
+    "training.evaluation_batch",
+    "training.compile",
+}
+"""Recipe keys that do not change what a run computes."""
+
+
+class RunError(RuntimeError):
+    """A run that cannot go on, with the reason and what to do."""
+
+
+class Run:
+    def __init__(self, folder: str | PathLike[str], recipe: Recipe, is_writer: bool = True) -> None:
+        self.folder, self.recipe, self.is_writer = Path(folder), recipe, is_writer
+        self.state_file = self.folder / "state.safetensors"
+        self.model_file = self.folder / "best.safetensors"
+        self.log_file = self.folder / "log.jsonl"
+        recipe_file = self.folder / "recipe.toml"
+        if recipe_file.is_file():
+            self._compare(parse_recipe(recipe_file.read_text("utf-8"), origin=str(recipe_file)))
+        if is_writer:
+            try:
+                (self.folder / "trees").mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise RunError(f"cannot make the run folder {self.folder}: {error}") from error
+            store.write_bytes(recipe_file, write_recipe(recipe).encode())
+
+    def save(self, state: dict[str, Any]) -> None:
+        if self.is_writer:
+            tensors, facts = store.flatten(state)
+            store.write(self.state_file, tensors, {"state": facts})
+
+    def load(self) -> dict[str, Any] | None:
+        """The last saved state, or None for a fresh run."""
+        if not self.state_file.is_file():
+            return None
+        tensors, facts = store.read(self.state_file)
+        if "state" not in facts:
+            raise RunError(f"{self.state_file} is not the state of a run")
+        return store.unflatten(tensors, facts["state"])
+
+    def log(self, line: dict[str, Any]) -> None:
+        if self.is_writer:
+            with self.log_file.open("a", encoding="utf-8") as stream:
+                stream.write(json.dumps(line) + "\n")
+
+    def rewind(self, step: int) -> None:
+        """Cut the log back to what the state knows; a half-written last line goes too."""
+        if not self.is_writer or not self.log_file.is_file():
+            return
+        kept = [line for line in read_log(self.log_file) if line["step"] <= step]
+        text = "".join(json.dumps(line) + "\n" for line in kept)
+        store.write_bytes(self.log_file, text.encode())
+
+    def _compare(self, old: Recipe) -> None:
+        before, now = _keys(old), _keys(self.recipe)
+        changed = [k for k in now if before[k] != now[k] and k not in FREE_TO_CHANGE]
+        if changed:
+            listed = ", ".join(f"{k}: {before[k]!r} → {now[k]!r}" for k in changed[:4])
+            raise RunError(
+                f"{self.folder} holds a run of another recipe ({listed}). Use another --out "
+                "folder, or the same recipe to continue"
+            )
+
+
+def read_log(file: str | PathLike[str]) -> list[dict[str, Any]]:
+    """The complete lines of a log."""
+    lines = []
+    for text in Path(file).read_text(encoding="utf-8").splitlines():
+        try:
+            lines.append(json.loads(text))
+        except json.JSONDecodeError:
+            break  # the run was killed while writing this one
+    return lines
+
+
+def _keys(recipe: Recipe) -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for section, value in asdict(recipe).items():
+        if isinstance(value, dict):
+            flat |= {f"{section}.{key}": entry for key, entry in value.items()}
+        else:
+            flat[section] = value
+    return flat

@@ -1,0 +1,103 @@
+"""Tensors and a few facts about them in one safetensors file, written atomically; never pickle."""
+
+import json
+import os
+import tempfile
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+KEY = "posterior_trees"
+
+
+class StoreError(ValueError):
+    """A file that cannot be read or written, with the reason."""
+
+
+def write(file: str | PathLike[str], tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
+    """Write to a temporary name, flush to disk, rename: a reader sees the old file or the new one.
+
+    If the disk is full the old file stays and the temporary one goes.
+    """
+    path = Path(file)
+    flat = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    write_bytes(path, save(flat, metadata={KEY: json.dumps(facts)}))
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Replace a file by `content`, whole or not at all."""
+    try:
+        handle, temporary = tempfile.mkstemp(
+            prefix=path.name + ".", suffix=".part", dir=path.parent
+        )
+        try:
+            with os.fdopen(handle, "wb") as stream:
+                stream.write(content)
+                stream.flush()
+                os.fsync(stream.fileno())
+            os.chmod(temporary, 0o644)
+            os.replace(temporary, path)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise StoreError(
+            f"could not write {path} ({error.strerror or error}); "
+            "what was there before is untouched. Free some space, or choose another folder"
+        ) from error
+
+
+def read(file: str | PathLike[str]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The tensors (on the CPU) and the facts of a file."""
+    facts = read_facts(file)
+    with safe_open(file, framework="pt") as stored:
+        return {name: stored.get_tensor(name) for name in stored.keys()}, facts  # noqa: SIM118
+
+
+def read_facts(file: str | PathLike[str]) -> dict[str, Any]:
+    """Only the facts, without loading any tensor."""
+    path = Path(file)
+    if not path.is_file():
+        raise StoreError(f"there is no file {path}")
+    try:
+        with safe_open(path, framework="pt") as stored:
+            text = (stored.metadata() or {}).get(KEY)
+    except (SafetensorError, OSError) as error:
+        raise StoreError(
+            f"{path} is damaged or not a safetensors file ({error}); copy or train it again"
+        ) from error
+    if text is None:
+        raise StoreError(f"{path} is a safetensors file, but not one of posterior-trees")
+    return json.loads(text)
+
+
+def flatten(nested: dict[str, Any], prefix: str = "") -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Split a nested state into tensors by dotted name and everything else as plain JSON."""
+    tensors: dict[str, Tensor] = {}
+    facts: dict[str, Any] = {}
+    for key, value in nested.items():
+        if isinstance(value, Tensor):
+            tensors[f"{prefix}{key}"] = value
+        elif isinstance(value, dict):
+            inner, plain = flatten(value, f"{prefix}{key}/")
+            tensors |= inner
+            facts[str(key)] = plain
+        else:
+            facts[str(key)] = value
+    return tensors, facts
+
+
+def unflatten(tensors: dict[str, Tensor], facts: dict[str, Any]) -> dict[str, Any]:
+    """Undo `flatten`; keys come back as strings."""
+    nested = json.loads(json.dumps(facts))
+    for name, tensor in tensors.items():
+        *parents, last = name.split("/")
+        place = nested
+        for parent in parents:
+            place = place.setdefault(parent, {})
+        place[last] = tensor
+    return nested

@@ -1,0 +1,354 @@
+"""Training: one loop for a laptop, several GPUs or several machines, resumable at any moment.
+
+Everything random in step `s` follows from `(seed, s)`, so a run that was killed and started again
+computes what it would have computed: on the CPU bit for bit.
+"""
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from os import PathLike
+from typing import Any
+
+import torch
+from lightning_fabric import Fabric
+from torch import Tensor, nn
+
+from posterior_trees.balance import LeafBalancer
+from posterior_trees.build import build_predictor
+from posterior_trees.checkpoint import provenance, save_model
+from posterior_trees.data import ImageSet, load_split
+from posterior_trees.data.augment import augment
+from posterior_trees.evaluate import score
+from posterior_trees.health import Health
+from posterior_trees.loss import Objective, epsilon_at, objective
+from posterior_trees.networks.head import Leaves
+from posterior_trees.predictor import TreePredictor
+from posterior_trees.recipe import Recipe
+from posterior_trees.run import Run, RunError
+from posterior_trees.schedule import Schedule
+
+CHECK_EVERY = 50
+"""Steps between looks at the loss: each look waits for the GPU."""
+
+
+def fit(
+    recipe: Recipe,
+    run_dir: str | PathLike[str],
+    *,
+    data: str | PathLike[str] | None = None,
+    images: tuple[ImageSet, ImageSet | None] | None = None,
+    predictor: TreePredictor | None = None,
+    accelerator: str = "auto",
+    devices: int = 1,
+    report: Callable[[dict[str, Any]], None] | None = None,
+    watch: Callable[[Iterator[int], int, int], Iterator[int]] | None = None,
+) -> TreePredictor:
+    """Train a recipe in `run_dir`; the same call continues a run that was stopped.
+
+    Data come from the folder `data`, or are given as `images` (training and validation set). A
+    `predictor` of your own replaces the recipe's network. `report` receives each epoch's log line
+    and `watch(steps, first, total)` may wrap the steps in a progress bar.
+    """
+    torch.manual_seed(recipe.seed)
+    predictor = predictor or build_predictor(recipe)
+    fabric = Fabric(
+        accelerator=accelerator,
+        devices=devices,
+        strategy="ddp" if devices > 1 else "auto",
+        precision=_precision(recipe, accelerator),
+    )
+    fabric.launch()
+    run = Run(run_dir, recipe, is_writer=fabric.is_global_zero)
+    train, validation = images or load_images(recipe, data)
+    trainer = Trainer(recipe, predictor, train, validation, fabric, run, report)
+    trainer.resume()
+    steps: Iterator[int] = iter(range(trainer.step, trainer.total_steps))
+    for step in watch(steps, trainer.step, trainer.total_steps) if watch else steps:
+        trainer.advance(step)
+    return predictor.eval()
+
+
+def load_images(
+    recipe: Recipe, data: str | PathLike[str] | None
+) -> tuple[ImageSet, ImageSet | None]:
+    """The training set and, unless the recipe trains on everything, the validation set."""
+    train = load_split(recipe.data, data, "train")
+    has_validation = recipe.data.validation > 0
+    return train, load_split(recipe.data, data, "validation") if has_validation else None
+
+
+class Trainer:
+    """The state of a run and one step of it."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        predictor: TreePredictor,
+        train: ImageSet,
+        validation: ImageSet | None,
+        fabric: Fabric,
+        run: Run,
+        report: Callable[[dict[str, Any]], None] | None = None,
+    ) -> None:
+        self.recipe, self.fabric, self.run, self.report = recipe, fabric, run, report
+        self.predictor = predictor.to(fabric.device)
+        self.train, self.validation = train.to(fabric.device), validation
+        self.batch_size = min(recipe.training.batch_size, len(train))
+        if self.batch_size % fabric.world_size:
+            raise RunError(
+                f"a batch of {self.batch_size} cannot be shared equally by {fabric.world_size} "
+                "processes: choose training.batch_size as a multiple"
+            )
+        self.steps_per_epoch = max(len(train) // self.batch_size, 1)
+        self.total_steps = recipe.training.epochs * self.steps_per_epoch
+        self.schedule = Schedule(recipe.optimizer, self.total_steps)
+        self.optimizer = make_optimizer(recipe, predictor.network, fabric.device)
+        self.network, self.wrapped = self._set_up(predictor.network)
+        spec = recipe.balancer
+        self.balancer = LeafBalancer(
+            predictor.num_leaves,
+            len(train),
+            ridge=spec.ridge,
+            floor=spec.floor,
+            greedy=spec.is_greedy,
+            exact=spec.is_exact,
+            refresh_every=spec.refresh_every,
+            device=fabric.device,
+        )
+        self.average = {k: v.detach().clone() for k, v in self._floats(self.network)}
+        self.health = Health(predictor.num_leaves, fabric.device)
+        is_paper = recipe.loss.probability == "paper"
+        self.beta, self.best = 0.0 if is_paper else recipe.loss.beta, math.inf
+        self.step, self.seconds, self.saved_at = 0, 0.0, time.monotonic()
+        self.order: tuple[int, Tensor] | None = None
+
+    def advance(self, step: int) -> None:
+        """One optimiser step, and at the end of an epoch its log line, saves and pictures."""
+        start = time.monotonic()
+        epoch = step / self.steps_per_epoch
+        self.balancer.active = self.recipe.balancer.is_on and epoch >= self.recipe.balancer.start
+        indices = self._draw(step)
+        mine = indices[self.fabric.global_rank :: self.fabric.world_size]
+        x, y = self._measured(mine, step)
+        loss = self._loss(x, y, epoch)
+        total = loss.total(self.beta, self._shared_mean(loss.root))
+        self._update(self.balancer.weights(mine) * total, step)
+        winners = self._gathered(loss.leaf)
+        if self.recipe.balancer.is_on:
+            self.balancer.update(indices, winners)
+        self.health.note(loss, winners)
+        self.step = step + 1
+        if self.step % CHECK_EVERY == 0 or self.fabric.device.type == "cpu":
+            self._refuse_nan()
+        self.seconds += time.monotonic() - start
+        if self.step % self.steps_per_epoch == 0:
+            self._end_epoch()
+        elif time.monotonic() - self.saved_at > self.recipe.training.save_seconds:
+            self.save()
+
+    def _draw(self, step: int) -> Tensor:
+        """The indices of a step: a shuffled epoch, or what the balancer asks for."""
+        if self.balancer.active:
+            return next(self.balancer.batches(self.batch_size, self._generator(step, 1)))
+        epoch, place = divmod(step, self.steps_per_epoch)
+        if self.order is None or self.order[0] != epoch:
+            order = torch.randperm(len(self.train), generator=self._generator(epoch, 2))
+            self.order = epoch, order.to(self.fabric.device)
+        return self.order[1][place * self.batch_size : (place + 1) * self.batch_size]
+
+    def _measured(self, indices: Tensor, step: int) -> tuple[Tensor, Tensor]:
+        generator = self._generator(step, 3 + self.fabric.global_rank)
+        spec = self.recipe.data
+        x, y = self.train.batch(indices)
+        x, y = x.to(self.fabric.device), None if y is None else y.to(self.fabric.device)
+        if spec.augment or spec.patch:
+            x, y = augment(x, y, spec.augment, spec.patch, generator)
+        return x, self.predictor.measure(x, generator) if y is None else y
+
+    def _loss(self, x: Tensor, y: Tensor, epoch: float) -> Objective:
+        spec = self.recipe.loss
+        epsilon = epsilon_at(epoch, spec.epsilon_start, spec.epsilon_scale)
+        if self.recipe.network.dropout or self.recipe.network.head_dropout:
+            torch.manual_seed(self.recipe.seed * 1_000_003 + self.step)
+        self.wrapped.train()
+        leaves = self.wrapped(self.predictor.view(y))
+        return self._judge(leaves, x, y, torch.tensor(epsilon, device=x.device))
+
+    def _judge(self, leaves: Leaves, x: Tensor, y: Tensor, epsilon: Tensor) -> Objective:
+        return objective(self.predictor.assemble(leaves, y), x, epsilon)
+
+    def _update(self, losses: Tensor, step: int) -> None:
+        self.fabric.backward(losses.mean())
+        if self.recipe.optimizer.clip:
+            self.fabric.clip_gradients(
+                self.wrapped, self.optimizer, max_norm=self.recipe.optimizer.clip
+            )
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.schedule.lr(group["base_lr"], step)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        decay = 0.0
+        if self.recipe.training.ema:
+            half_life = self.recipe.training.ema * self.steps_per_epoch
+            decay = min(0.5 ** (1 / half_life), (1 + step) / (10 + step))
+        now = [v.detach() for _, v in self._floats(self.network)]
+        torch._foreach_lerp_(list(self.average.values()), now, 1 - decay)
+
+    def _end_epoch(self) -> None:
+        self._refuse_nan()
+        epoch = self.step // self.steps_per_epoch
+        lr = self.schedule.lr(self.recipe.optimizer.lr, self.step - 1)
+        line = {"step": self.step, "epoch": epoch, "lr": lr, "seconds": round(self.seconds, 2)}
+        spec = self.recipe.loss
+        line["epsilon"] = epsilon_at(
+            self.step / self.steps_per_epoch, spec.epsilon_start, spec.epsilon_scale
+        )
+        line |= self.health.summary(line["epsilon"])
+        is_last = self.step == self.total_steps
+        weights = self._swap_in_average()
+        if self.validation is not None:
+            line |= validate(self.predictor, self.validation, self.recipe)
+            self.schedule.observe(line["val_loss"])
+        if self.validation is None or line["val_loss"] < self.best:
+            self.best = line.get("val_loss", math.inf)
+            if self.run.is_writer and (self.validation is not None or is_last or epoch % 5 == 0):
+                save_model(self.run.model_file, self.predictor, self.recipe, self._about())
+        self._picture(epoch, is_last)
+        self.network.load_state_dict(weights)
+        self.run.log(line)
+        self.save()
+        if self.report and self.fabric.is_global_zero:
+            self.report(line)
+
+    def _picture(self, epoch: int, is_last: bool) -> None:
+        every = self.recipe.training.picture_every
+        if self.run.is_writer and every and (epoch % every == 0 or is_last):
+            from posterior_trees.examples import save_examples
+
+            images = self.validation or self.train
+            file = self.run.folder / "trees" / f"epoch_{epoch:04d}.png"
+            save_examples(file, self.predictor, images, seed=self.recipe.seed)
+
+    def save(self) -> None:
+        """Write everything needed to continue, unless it is broken."""
+        self._refuse_nan()
+        self.run.save(
+            {
+                "step": self.step,
+                "seconds": self.seconds,
+                "best": self.best if math.isfinite(self.best) else None,
+                "network": dict(self.network.state_dict()),
+                "average": self.average,
+                "optimizer": self.optimizer.state_dict()["state"],
+                "schedule": self.schedule.state_dict(),
+                "balancer": self.balancer.state_dict(),
+                "health": self.health.state_dict(),
+            }
+        )
+        self.saved_at = time.monotonic()
+
+    def resume(self) -> None:
+        """Continue where the last save was, if there is one."""
+        state = self.run.load()
+        if state is None:
+            return
+        self.step, self.seconds = state["step"], state["seconds"]
+        self.best = math.inf if state["best"] is None else state["best"]
+        self.network.load_state_dict(state["network"])
+        for name, tensor in state["average"].items():
+            self.average[name].copy_(tensor)
+        slots = {int(k): v for k, v in state.get("optimizer", {}).items()}
+        groups = self.optimizer.state_dict()["param_groups"]
+        self.optimizer.load_state_dict({"state": slots, "param_groups": groups})
+        self.schedule.load_state_dict(state["schedule"])
+        self.balancer.load_state_dict(state["balancer"])
+        self.health.load_state_dict(state["health"])
+        self.run.rewind(self.step)
+
+    def _set_up(self, network: nn.Module) -> tuple[nn.Module, Any]:
+        """The bare network, and the one to train with: compiled, distributed, mixed precision."""
+        trained = network
+        if self.recipe.training.compile:
+            trained = torch.compile(network)
+            self._judge = torch.compile(self._judge)
+        wrapped, self.optimizer = self.fabric.setup(trained, self.optimizer)
+        return network, wrapped
+
+    def _swap_in_average(self) -> dict[str, Tensor]:
+        """Put the averaged weights into the network; returns those that were there."""
+        before = {k: v.clone() for k, v in self.network.state_dict().items()}
+        self.network.load_state_dict({**before, **self.average})
+        return before
+
+    def _refuse_nan(self) -> None:
+        if not self.health.is_finite():
+            raise RunError(
+                f"the loss became NaN or infinite near step {self.step}. The last good state is kept "
+                f"in {self.run.folder}. Lower optimizer.lr (now {self.recipe.optimizer.lr:g}), set "
+                "optimizer.clip=1.0, or train in training.precision='32-true'"
+            )
+
+    def _about(self) -> dict[str, Any]:
+        return {**provenance(), "epochs": self.step / self.steps_per_epoch, "step": self.step}
+
+    def _shared_mean(self, root: Tensor) -> Tensor:
+        mean = root.mean()
+        return (
+            self.fabric.all_reduce(mean, reduce_op="mean") if self.fabric.world_size > 1 else mean
+        )
+
+    def _gathered(self, winners: Tensor) -> Tensor:
+        """Winning leaves of the whole batch, in the order of its indices."""
+        if self.fabric.world_size == 1:
+            return winners
+        return self.fabric.all_gather(winners).T.flatten()
+
+    def _generator(self, step: int, purpose: int) -> torch.Generator:
+        return torch.Generator().manual_seed(
+            (self.recipe.seed * 1_000_003 + purpose) * 1_000_003 + step
+        )
+
+    @staticmethod
+    def _floats(network: nn.Module) -> list[tuple[str, Tensor]]:
+        return [(k, v) for k, v in network.state_dict().items() if v.is_floating_point()]
+
+
+def make_optimizer(recipe: Recipe, network: nn.Module, device: torch.device):
+    """Two learning rates: the network's and the probability head's (App. A.3)."""
+    spec = recipe.optimizer
+    groups: dict[tuple[float, float], list[nn.Parameter]] = {}
+    for name, parameter in network.named_parameters():
+        lr = spec.head_lr if name.startswith("head.") else spec.lr
+        decay = spec.weight_decay if parameter.ndim > 1 else 0.0
+        groups.setdefault((lr, decay), []).append(parameter)
+    tables = [
+        {"params": params, "lr": lr, "base_lr": lr, "weight_decay": decay}
+        for (lr, decay), params in groups.items()
+    ]
+    if spec.name == "sgd":
+        return torch.optim.SGD(tables, momentum=spec.momentum)
+    return torch.optim.AdamW(tables, betas=(0.9, 0.999), fused=device.type == "cuda")
+
+
+def validate(predictor: TreePredictor, images: ImageSet, recipe: Recipe) -> dict[str, Any]:
+    """The loss at ε = 0, PSNR and NLL per depth on held-out images."""
+    predictor.eval()
+    scores = score(predictor, images, batch_size=recipe.training.evaluation_batch, seed=recipe.seed)
+    errors = (10 ** (-scores["psnr"].double() / 10)).mean(dim=0)
+    beta = recipe.loss.beta if recipe.loss.probability == "cross_entropy" else 0.0
+    loss = errors.sum() + beta * errors[0] * scores["nll"][:, -1].double().mean()
+    quality = scores.get("psnr_hole", scores["psnr"])
+    return {
+        "val_loss": loss.item(),
+        "val_psnr": quality.mean(dim=0).tolist(),
+        "val_nll": scores["nll"].mean(dim=0).tolist(),
+        "val_entropy": scores["entropy"].mean(dim=0).tolist(),
+    }
+
+
+def _precision(recipe: Recipe, accelerator: str) -> Any:
+    if recipe.training.precision != "auto":
+        return recipe.training.precision
+    uses_cuda = accelerator in ("auto", "cuda", "gpu") and torch.cuda.is_available()
+    return "bf16-mixed" if uses_cuda and torch.cuda.is_bf16_supported() else "32-true"

@@ -1,0 +1,265 @@
+r"""The tree of answers: the only currency after the network.
+
+A tree of branching $K$ and depth $d$ holds $K^\ell$ nodes at level $\ell$. Every node is an image
+(the conditional mean of a cluster of plausible answers) and the probability of that cluster. Level
+0 is the root, the posterior mean; the children of node $i$ are nodes $Ki, \dots, Ki+K-1$ of the
+next level. This file is the only one that knows this order.
+
+A node may be *absent* (clustered samples leave some): its log-probability is $-\infty$, its image a
+copy of its parent's, and no path ever goes through it.
+"""
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from os import PathLike
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+SCHEMA = 1
+
+
+class Node(NamedTuple):
+    """One node of each image's tree: its prototype and the probability of its cluster."""
+
+    image: Float[Tensor, "b *shape"]
+    log_prob: Float[Tensor, "b"]
+
+    @property
+    def prob(self) -> Float[Tensor, "b"]:
+        return self.log_prob.exp()
+
+
+class Tree:
+    """A batch of trees of one layout.
+
+    `images[level]` is `(b, nodes, *shape)` and `log_probs[level]` is `(b, nodes)`, root first.
+    Probabilities are absolute: each level sums to 1. Build one with `grow`.
+    """
+
+    def __init__(
+        self,
+        images: Sequence[Float[Tensor, "b _ *shape"]],
+        log_probs: Sequence[Float[Tensor, "b _"]],
+        branching: Sequence[int],
+    ) -> None:
+        self.images = tuple(images)
+        self.log_probs = tuple(log_probs)
+        self.branching = tuple(int(k) for k in branching)
+        if not len(self.images) == len(self.log_probs) == self.depth + 1:
+            raise ValueError(
+                f"a tree of depth {self.depth} has {self.depth + 1} levels, got "
+                f"{len(self.images)} of images and {len(self.log_probs)} of log_probs"
+            )
+        for level, nodes in enumerate(level_sizes(self.branching)):
+            shapes = tuple(self.images[level].shape[:2]), tuple(self.log_probs[level].shape)
+            if shapes[0] != shapes[1] or shapes[0][1] != nodes:
+                raise ValueError(
+                    f"level {level} of a tree with branching {self.branching} has {nodes} nodes; "
+                    f"got images of {shapes[0]} and log_probs of {shapes[1]}"
+                )
+
+    @property
+    def depth(self) -> int:
+        return len(self.branching)
+
+    @property
+    def root(self) -> Float[Tensor, "b *shape"]:
+        """The prediction of the posterior mean."""
+        return self.images[0][:, 0]
+
+    @property
+    def leaves(self) -> Float[Tensor, "b n *shape"]:
+        return self.images[-1]
+
+    @property
+    def probs(self) -> tuple[Float[Tensor, "b _"], ...]:
+        return tuple(level.exp() for level in self.log_probs)
+
+    @property
+    def shape(self) -> torch.Size:
+        """Shape of one node's image."""
+        return self.images[0].shape[2:]
+
+    @property
+    def device(self) -> torch.device:
+        return self.images[0].device
+
+    def __len__(self) -> int:
+        return self.images[0].shape[0]
+
+    def __getitem__(self, index: int | slice | Tensor) -> "Tree":
+        """The tree of one image (a batch of one), or of several."""
+        if isinstance(index, int):
+            if not -len(self) <= index < len(self):
+                raise IndexError(f"image {index} of a batch of {len(self)} trees")
+            index = slice(index, index + 1 or None)
+        return self._map(lambda level: level[index])
+
+    def __iter__(self) -> Iterator["Tree"]:
+        return (self[i] for i in range(len(self)))
+
+    def __repr__(self) -> str:
+        layout = "×".join(map(str, self.branching)) or "root only"
+        return f"Tree({len(self)} images of {tuple(self.shape)}, {layout}, {self.device})"
+
+    def node(self, path: Sequence[int] = ()) -> Node:
+        """The node reached from the root by these child numbers; `()` is the root."""
+        if len(path) > self.depth:
+            raise IndexError(f"path {tuple(path)} is longer than the tree is deep ({self.depth})")
+        index = 0
+        for child, k in zip(path, self.branching, strict=False):
+            if not 0 <= child < k:
+                raise IndexError(f"child {child} in path {tuple(path)}: a node has {k} children")
+            index = index * k + child
+        level = len(path)
+        return Node(self.images[level][:, index], self.log_probs[level][:, index])
+
+    def paths(self, level: int) -> list[tuple[int, ...]]:
+        """The path of every node of a level, in node order."""
+        paths: list[tuple[int, ...]] = [()]
+        for k in self.branching[:level]:
+            paths = [(*path, child) for path in paths for child in range(k)]
+        return paths
+
+    def is_absent(self, level: int) -> Tensor:
+        return self.log_probs[level].isneginf()
+
+    def errors(self, x: Float[Tensor, "b *shape"]) -> tuple[Float[Tensor, "b _"], ...]:
+        """Mean squared error of every node, level by level; 0 where the node is absent."""
+        target = x.unsqueeze(1)
+        return tuple(
+            (nodes - target).square().flatten(2).mean(2).masked_fill(self.is_absent(level), 0.0)
+            for level, nodes in enumerate(self.images)
+        )
+
+    def winners(self, errors: Sequence[Float[Tensor, "b _"]]) -> tuple[Int[Tensor, "b _"], ...]:
+        """For every parent, the number of its nearest present child; ties to the lowest."""
+        numbers = []
+        for level, k in enumerate(self.branching, start=1):
+            distance = errors[level].detach().masked_fill(self.is_absent(level), math.inf)
+            numbers.append(distance.unflatten(1, (-1, k)).argmin(dim=2))
+        return tuple(numbers)
+
+    def descend(self, x: Float[Tensor, "b *shape"]) -> Int[Tensor, "b levels"]:
+        """Node indices of the greedy path of `x`: at each level the nearest child (Sec. 4.1)."""
+        return self.follow(self.winners(self.errors(x)))
+
+    def follow(self, winners: Sequence[Int[Tensor, "b _"]]) -> Int[Tensor, "b levels"]:
+        """Node indices of the path that always goes to the winning child, root first."""
+        index = torch.zeros(len(self), 1, dtype=torch.long, device=self.device)
+        path = [index]
+        for k, number in zip(self.branching, winners, strict=True):
+            index = index * k + number.gather(1, index)
+            path.append(index)
+        return torch.cat(path, dim=1)
+
+    def to(self, *args, **kwargs) -> "Tree":
+        return self._map(lambda level: level.to(*args, **kwargs))
+
+    def detach(self) -> "Tree":
+        return self._map(Tensor.detach)
+
+    def _map(self, function) -> "Tree":
+        return Tree(
+            [function(level) for level in self.images],
+            [function(level) for level in self.log_probs],
+            self.branching,
+        )
+
+    def save(self, file: str | PathLike[str]) -> None:
+        """Write one safetensors file; `Tree.load` reads it back bit for bit."""
+        tensors = {f"images.{i}": t.contiguous() for i, t in enumerate(self.images)}
+        tensors |= {f"log_probs.{i}": t.contiguous() for i, t in enumerate(self.log_probs)}
+        meta = {"posterior_trees": json.dumps({"tree": SCHEMA, "branching": self.branching})}
+        save_file(tensors, file, metadata=meta)
+
+    @classmethod
+    def load(cls, file: str | PathLike[str], device: str | torch.device = "cpu") -> "Tree":
+        try:
+            with safe_open(file, framework="pt", device=str(device)) as stored:
+                meta = json.loads((stored.metadata() or {}).get("posterior_trees", "{}"))
+                if "tree" not in meta:
+                    raise ValueError(
+                        f"{file} holds tensors but not a tree; was it saved by Tree.save?"
+                    )
+                if meta["tree"] > SCHEMA:
+                    raise ValueError(
+                        f"{file} has tree schema {meta['tree']}, this version reads up to {SCHEMA}: "
+                        "upgrade posterior-trees"
+                    )
+                levels = range(len(meta["branching"]) + 1)
+                images = [stored.get_tensor(f"images.{i}") for i in levels]
+                log_probs = [stored.get_tensor(f"log_probs.{i}") for i in levels]
+        except SafetensorError as error:
+            raise ValueError(f"{file} is not a readable tree file ({error})") from error
+        return cls(images, log_probs, meta["branching"])
+
+
+def level_sizes(branching: Sequence[int]) -> list[int]:
+    """Number of nodes of each level, root first."""
+    return [math.prod(branching[:level]) for level in range(len(branching) + 1)]
+
+
+def layout(
+    branching: int | Sequence[int], leaves: int | None = None, depth: int | None = None
+) -> tuple[int, ...]:
+    """The branching of every level as a tuple, from one number plus `leaves` or `depth`.
+
+    A depth of 0 is legal: the tree is its root, and training it is plain MSE.
+    """
+    if not isinstance(branching, int):
+        levels = tuple(int(k) for k in branching)
+    else:
+        if depth is None:
+            depth = 0
+            while branching >= 2 and branching**depth < (leaves or 1):
+                depth += 1
+        levels = (branching,) * depth
+        if branching < 2:
+            raise ValueError(f"branching is {branching}; a node needs at least 2 children")
+    if any(k < 2 for k in levels):
+        raise ValueError(f"branching is {levels}; every level needs at least 2 children per node")
+    if leaves is not None and math.prod(levels) != leaves:
+        raise ValueError(f"{leaves} leaves do not fill a tree with branching {branching}")
+    return levels
+
+
+def grow(
+    leaves: Float[Tensor, "b n *shape"],
+    log_probs: Float[Tensor, "b n"],
+    branching: int | Sequence[int],
+) -> Tree:
+    r"""Grow the tree from its leaves, bottom up (Eqs. 6 and 7).
+
+    $$ \alpha_n = \sum_k \alpha_{nk}, \qquad x_n = \sum_k \frac{\alpha_{nk}}{\alpha_n} x_{nk} $$
+
+    The root is the predicted posterior mean. Probabilities stay in log space, because a leaf that is
+    never chosen may underflow, and in float32 even under autocast. A leaf of log-probability
+    $-\infty$ is absent; a node whose leaves are all absent is absent too, and neither disturbs its
+    ancestors' values or gradients.
+    """
+    levels = layout(branching, leaves=leaves.shape[1])
+    wide = torch.promote_types(torch.promote_types(leaves.dtype, log_probs.dtype), torch.float32)
+    images, logs = [leaves.to(wide)], [log_probs.to(wide)]
+    for k in reversed(levels):
+        siblings = logs[0].unflatten(1, (-1, k))
+        dead = siblings.isneginf().all(dim=2, keepdim=True)
+        alive = siblings.masked_fill(dead, 0.0)
+        share = alive.softmax(dim=2)
+        children = images[0].unflatten(1, (-1, k))
+        # Multiply and add, not einsum: autocast would send a matrix product to bfloat16.
+        share = share.reshape(*share.shape, *[1] * (children.ndim - 3))
+        images.insert(0, (share * children).sum(dim=2))
+        logs.insert(0, alive.logsumexp(dim=2).masked_fill(dead.squeeze(2), -math.inf))
+    for level, k in enumerate(levels, start=1):
+        absent = logs[level].isneginf()
+        parents = images[level - 1].repeat_interleave(k, dim=1)
+        absent = absent.reshape(*absent.shape, *[1] * (parents.ndim - 2))
+        images[level] = torch.where(absent, parents, images[level])
+    return Tree(images, logs, levels)
