@@ -1,6 +1,7 @@
 """A trained model in one safetensors file: weights, recipe and where they come from."""
 
 import datetime
+import os
 import platform
 import subprocess
 from importlib import resources
@@ -50,18 +51,8 @@ def load(
     unless `device` says otherwise.
     """
     file = find_model(name_or_path)
-    try:
-        facts = store.read_facts(file)
-        if "model" not in facts:
-            raise ModelError(f"{file} holds a run's state or a tree, not a model")
-        if facts["model"] > SCHEMA:
-            raise ModelError(
-                f"{file} has model schema {facts['model']}, this version reads up to {SCHEMA}: "
-                "upgrade posterior-trees"
-            )
-        weights, _ = store.read(file)
-    except store.StoreError as error:
-        raise ModelError(str(error)) from error
+    facts = _read_facts(file)
+    weights, _ = store.read(file)
     predictor = build_predictor(parse_recipe(facts["recipe"], origin=str(file)), facts["about"])
     load_weights(predictor.network, weights, origin=str(file))
     predictor.to(device=device or best_device(), dtype=dtype)
@@ -71,10 +62,24 @@ def load(
 def load_recipe(name_or_path: str | PathLike[str]) -> Recipe:
     """The recipe a model was trained with."""
     file = find_model(name_or_path)
+    return parse_recipe(_read_facts(file)["recipe"], origin=str(file))
+
+
+def _read_facts(file: Path) -> dict[str, Any]:
     try:
-        return parse_recipe(store.read_facts(file)["recipe"], origin=str(file))
-    except (store.StoreError, KeyError) as error:
-        raise ModelError(f"{file} is not a model: {error}") from error
+        facts = store.read_facts(file)
+    except store.StoreError as error:
+        raise ModelError(str(error)) from error
+    if "model" not in facts:
+        raise ModelError(
+            f"{file} holds a run's state or a tree, not a model; a run's model is best.safetensors"
+        )
+    if facts["model"] > SCHEMA:
+        raise ModelError(
+            f"{file} has model schema {facts['model']}, this version reads up to {SCHEMA}: "
+            "upgrade posterior-trees"
+        )
+    return facts
 
 
 def find_model(name_or_path: str | PathLike[str]) -> Path:
@@ -82,15 +87,15 @@ def find_model(name_or_path: str | PathLike[str]) -> Path:
     path = Path(name_or_path)
     if path.is_file():
         return path
-    if path.is_dir():
-        for name in ("best.safetensors", "model.safetensors"):
-            if (path / name).is_file():
-                return path / name
-        raise ModelError(f"the folder {path} holds no best.safetensors; has its run saved once?")
+    for name in ("best.safetensors", "model.safetensors"):
+        if (path / name).is_file():
+            return path / name
     if str(name_or_path) in SHIPPED:
         return Path(
             str(resources.files("posterior_trees") / "assets" / f"{name_or_path}.safetensors")
         )
+    if path.is_dir():
+        raise ModelError(f"the folder {path} holds no best.safetensors; has its run saved once?")
     raise ModelError(
         f"there is no model {str(name_or_path)!r}: give a file, a run folder, or one of the "
         f"shipped models ({', '.join(SHIPPED)})"
@@ -121,14 +126,17 @@ def best_device() -> torch.device:
 
 
 def provenance() -> dict[str, str]:
-    """When, where and with which code something was made."""
+    """When, where and with which code something was made.
+
+    The commit is git's, or the variable PTREES_COMMIT where a copy of the code has no history.
+    """
     from posterior_trees import __version__
 
     here = Path(__file__).parent
     try:
         command = ["git", "-C", str(here), "describe", "--always", "--dirty", "--abbrev=12"]
         found = subprocess.run(command, capture_output=True, text=True, timeout=5)
-        commit = found.stdout.strip()
+        commit = os.environ.get("PTREES_COMMIT") or found.stdout.strip()
     except (OSError, subprocess.TimeoutExpired):
         commit = ""
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine()

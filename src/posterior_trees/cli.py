@@ -62,7 +62,7 @@ def make_parser() -> argparse.ArgumentParser:
     _add_model(predict)
     predict.add_argument("images", nargs="+", type=Path, metavar="IMAGE")
     predict.add_argument("--out", type=Path, required=True, help="folder to write")
-    predict.add_argument("--resize", action="store_true", help="bring pictures to the model's size")
+    predict.add_argument("--resize", action="store_true", help="cut and resize to the model's mask")
     predict.add_argument("--invert", action="store_true", help="exchange black and white first")
     predict.set_defaults(run=run_predict)
 
@@ -145,17 +145,27 @@ def run_evaluate(arguments: argparse.Namespace) -> None:
 
 def run_predict(arguments: argparse.Namespace) -> None:
     from posterior_trees.checkpoint import load
-    from posterior_trees.picture import predict_files
+    from posterior_trees.predict import PictureError, predict_files
+    from posterior_trees.progress import track
 
-    files = predict_files(
-        load(arguments.model),
-        arguments.images,
-        arguments.out,
-        resize=arguments.resize,
-        invert=arguments.invert,
-    )
-    for file in files:
-        print(file)
+    def warn(message: str) -> None:
+        print(f"ptrees predict: {message}", file=sys.stderr)
+
+    predictor = load(arguments.model)
+    options = {"resize": arguments.resize, "invert": arguments.invert}
+    try:
+        written = predict_files(
+            predictor,
+            arguments.images,
+            arguments.out,
+            **options,
+            warn=warn,
+            watch=track("predicting"),
+        )
+    except PictureError as error:
+        print_paths(error.written)
+        raise
+    print_paths(written)
 
 
 def run_figure(arguments: argparse.Namespace) -> None:
@@ -163,6 +173,8 @@ def run_figure(arguments: argparse.Namespace) -> None:
     from posterior_trees.data import load_split
     from posterior_trees.examples import save_examples
 
+    if arguments.count < 1:
+        raise ValueError(f"--count is {arguments.count}; it must be at least 1")
     recipe, predictor = load_recipe(arguments.model), load(arguments.model)
     images = load_split(recipe.data, data_folder(arguments), arguments.split)
     save_examples(
@@ -183,12 +195,14 @@ def run_toy(arguments: argparse.Namespace) -> None:
 
 
 def run_data(arguments: argparse.Namespace) -> None:
+    from rich.console import Console
+
     from posterior_trees.data import download, report
 
     folder = data_folder(arguments, Path("data"))
     if arguments.download:
-        download(arguments.download, folder)
-    report(folder)
+        print_paths(download(arguments.download, folder))
+    Console().print(report(folder))
 
 
 def data_folder(arguments: argparse.Namespace, default: Path | None = None) -> Path:
@@ -199,13 +213,20 @@ def data_folder(arguments: argparse.Namespace, default: Path | None = None) -> P
     return Path(folder)
 
 
+def print_paths(paths: list[Path]) -> None:
+    for path in paths:
+        print(path)
+
+
 def print_scores(table: dict[str, Any]) -> None:
     """The numbers of an evaluation, a row per depth and a row per leaf."""
     from rich.console import Console
     from rich.table import Table
 
     console = Console()
-    grid = Table(title=f"{table['model']} · {table['task']} · {table['split']} ({table['n']} images)")
+    grid = Table(
+        title=f"{table['model']} · {table['task']} · {table['split']} ({table['n']} images)"
+    )
     grid.add_column("depth", justify="right")
     names = [k for k in ("psnr_hole", "psnr", "nll", "entropy") if table[k]]
     for name in names:

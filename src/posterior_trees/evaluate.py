@@ -97,7 +97,7 @@ def seconds_per_image(predictor: TreePredictor, images: ImageSet, batch_size: in
     return min(times[1:]) / len(x)
 
 
-def _per_depth(values: Tensor) -> list[dict[str, float]]:
+def _per_depth(values: Tensor) -> list[dict[str, float | int]]:
     return [
         {"depth": depth, **summarize(column)._asdict()} for depth, column in enumerate(values.T)
     ]

@@ -17,15 +17,20 @@ class Health:
 
     def __init__(self, num_leaves: int, device: torch.device) -> None:
         self.usage = torch.zeros(num_leaves, device=device)
-        self.sums = torch.zeros(4, dtype=torch.float64, device=device)  # loss, root, nll, entropy
+        wide = torch.float32 if device.type == "mps" else torch.float64  # Apple's have no float64
+        self.sums = torch.zeros(4, dtype=wide, device=device)  # squared, root, nll, entropy
         self.images = 0
 
-    def note(self, loss: Objective, winners: Tensor) -> None:
-        """Take note of a batch: its losses and the winning leaves of all processes."""
-        self.usage.index_add_(0, winners, torch.ones_like(winners, dtype=self.usage.dtype))
+    def sum(self, loss: Objective) -> Tensor:
+        """The parts of a batch's loss, summed over its images."""
         parts = [loss.squared, loss.root, loss.nll, loss.entropy]
-        self.sums += torch.stack([part.detach().double().sum() for part in parts])
-        self.images += len(loss.squared)
+        return torch.stack([part.detach().to(self.sums.dtype).sum() for part in parts])
+
+    def note(self, sums: Tensor, winners: Tensor) -> None:
+        """Take note of a batch, of all processes together: summed losses and winning leaves."""
+        self.usage.index_add_(0, winners, torch.ones_like(winners, dtype=self.usage.dtype))
+        self.sums += sums
+        self.images += len(winners)
 
     def is_finite(self) -> bool:
         return bool(self.sums.isfinite().all())

@@ -61,7 +61,9 @@ class Objective(NamedTuple):
         return self.squared + beta * scale.detach() * self.nll
 
 
-def objective(tree: Tree, x: Float[Tensor, "b *shape"], epsilon: float | int | Tensor = 0.0) -> Objective:
+def objective(
+    tree: Tree, x: Float[Tensor, "b *shape"], epsilon: float | int | Tensor = 0.0
+) -> Objective:
     """Both losses in one pass over the nodes."""
     errors = tree.errors(x)
     winners = tree.winners(errors)
@@ -70,15 +72,13 @@ def objective(tree: Tree, x: Float[Tensor, "b *shape"], epsilon: float | int | T
     return Objective(
         squared=_weigh(tree, errors, winners, epsilon),
         nll=_path_nll(tree, path),
-        entropy=-(log_probs.exp() * log_probs).sum(dim=1).detach(),
+        entropy=-(log_probs.exp() * log_probs.clamp(min=-1e30)).sum(dim=1).detach(),
         root=errors[0][:, 0].detach(),
         leaf=path[:, -1],
     )
 
 
-def epsilon_at(
-    epoch: float | int, start: float | int = 5.0, scale: float | int = 2.0
-) -> float:
+def epsilon_at(epoch: float | int, start: float | int = 5.0, scale: float | int = 2.0) -> float:
     r"""Weight of the losers after `epoch` epochs: $\varepsilon_t = \exp(-[t - t_0]_+ / s)$ (Eq. 8).
 
     `epoch` counts completed epochs and may be fractional.
@@ -92,7 +92,7 @@ def _weigh(tree: Tree, errors: Sequence[Tensor], winners: Sequence[Tensor], epsi
     weight = torch.ones_like(errors[0])
     loss = errors[0].sum(dim=1)
     for k, error, winner in zip(tree.branching, errors[1:], winners, strict=True):
-        won = torch.nn.functional.one_hot(winner, k).to(weight.dtype)
+        won = (winner.unsqueeze(2) == torch.arange(k, device=winner.device)).to(weight.dtype)
         weight = (weight.unsqueeze(2) * (won + (1 - won) * epsilon)).flatten(1)
         loss = loss + (weight * error).sum(dim=1)
     return loss

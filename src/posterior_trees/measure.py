@@ -211,6 +211,6 @@ def measure_each(
     generator = torch.Generator()
     measured = []
     for image, index in zip(x, indices.tolist(), strict=True):
-        generator.manual_seed(seed * 1_000_003 + index)
+        generator.manual_seed((seed * 1_000_003 + index) % 2**63)
         measured.append(measurement(image[None], generator))
     return torch.cat(measured)

@@ -64,7 +64,7 @@ class Summary(NamedTuple):
 
 
 def summarize(values: Float[Tensor, "b"], draws: int = 1000, seed: int = 0) -> Summary:
-    values = values.detach().double().cpu()
+    values = values.detach().cpu().double()
     generator = torch.Generator().manual_seed(seed)
     means = torch.stack(
         [

@@ -68,8 +68,10 @@ class TreePredictor(nn.Module):
     def view(self, y: Float[Tensor, "b *shape"]) -> Tensor:
         """What the network sees of `y`: an image padded to a size it can take."""
         seen = self.measurement.view(y)
+        if seen.ndim == 3:
+            raise ValueError(f"y is {tuple(y.shape)}; a batch (b, c, h, w) is needed: give y[None]")
         expected = self.measurement.channels(self.channels)
-        if seen.ndim == 4 and seen.shape[1] != expected:
+        if seen.ndim == 4 and expected and seen.shape[1] != expected:
             raise ValueError(
                 f"the measurement has {seen.shape[1]} channels, this model takes {expected}"
             )
@@ -145,7 +147,7 @@ class Free(Paired):
     """A measurement nothing is known about: the network predicts images from any input."""
 
     def __init__(self, channels: int) -> None:
-        super().__init__(channels, channels, is_residual=False)
+        super().__init__(channels, input_channels=0, is_residual=False)  # 0: any number
 
 
 def pad(x: Float[Tensor, "b *shape"], multiple: int, mode: str) -> Tensor:

@@ -7,11 +7,12 @@ an error. The resolved recipe is saved with the run and inside the checkpoint.
 
 import dataclasses
 import difflib
+import json
 import tomllib
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 
 
 class RecipeError(ValueError):
@@ -99,6 +100,7 @@ class BalancerSpec:
     floor: float = 0.1
     is_exact: bool = False
     is_greedy: bool = True  # False: draw from q
+    is_windowed: bool = False  # True: greedy as in the paper, which forgets within an epoch
     refresh_every: int = 1
 
 
@@ -108,8 +110,9 @@ class TrainingSpec:
     batch_size: int = 32
     precision: str = "auto"  # "32-true", "bf16-mixed", …: as Lightning Fabric names them
     ema: float = 0.0  # half-life of the weight average in epochs; 0 = off
-    compile: bool = False
-    save_seconds: float = 60.0  # save the state at least this often, and after every epoch
+    compile: bool = False  # fuse the network's operations; pays on CUDA after half a minute
+    capture: bool = True  # replay the whole step as one CUDA graph, where there is CUDA
+    save_seconds: float = 60.0  # how often the state is saved
     picture_every: int = 10  # epochs between pictures of trees; 0 = none
     evaluation_batch: int = 256
 
@@ -158,6 +161,12 @@ AT_LEAST = {
     "tree.branching": 2,
     "tree.depth": 0,
     "network.c_init": 1,
+    "network.width": 0,
+    "optimizer.patience": 0,
+    "optimizer.clip": 0.0,
+    "training.ema": 0.0,
+    "training.save_seconds": 0.0,
+    "training.picture_every": 0,
     "training.epochs": 1,
     "training.batch_size": 1,
     "training.evaluation_batch": 1,
@@ -173,7 +182,11 @@ def read_recipe(file: str | PathLike[str], changes: tuple[str, ...] | list[str] 
     if not path.is_file():
         raise RecipeError(f"there is no recipe {path}; recipes are TOML files such as "
                           "recipes/digits_inpaint.toml")  # fmt: skip
-    return parse_recipe(path.read_text(encoding="utf-8"), changes, origin=str(path))
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise RecipeError(f"{path} is not a text file in UTF-8: {error}") from error
+    return parse_recipe(text, changes, origin=str(path))
 
 
 def parse_recipe(
@@ -185,7 +198,7 @@ def parse_recipe(
         raise RecipeError(f"{origin} is not valid TOML: {error}") from error
     for change in changes:
         _apply(table, change)
-    task = table.get("task", "")
+    task = str(table.get("task", ""))
     if task not in TASKS and not ("data" in table and "measurement" in table):
         known = ", ".join(TASKS)
         raise RecipeError(
@@ -222,6 +235,9 @@ def check(recipe: Recipe) -> None:
     for key, low in AT_LEAST.items():
         if not _get(recipe, key) >= low:
             raise RecipeError(f"{key} is {_get(recipe, key)}; it must be at least {low}")
+    if len(recipe.data.size) not in (0, 2):
+        size = list(recipe.data.size)
+        raise RecipeError(f"data.size is {size}; write [height, width], or [] for as stored")
     if not 0 <= recipe.balancer.floor < 1:
         raise RecipeError(f"balancer.floor is {recipe.balancer.floor}; it must be in [0, 1)")
     if recipe.measurement.kind == "paired" and recipe.data.kind != "pairs":
@@ -234,11 +250,7 @@ def _build(cls: type, table: dict[str, Any], origin: str, prefix: str) -> Any:
     for key, value in table.items():
         name = prefix + key
         if key not in types:
-            near = difflib.get_close_matches(key, types, n=1)
-            hint = (
-                f"; did you mean {prefix + near[0]!r}?" if near else f"; known: {', '.join(types)}"
-            )
-            raise RecipeError(f"{origin}: unknown key {name!r}{hint}")
+            raise RecipeError(f"{origin}: unknown key {name!r}; {_hint(key, types, prefix)}")
         wanted = types[key]
         if dataclasses.is_dataclass(wanted):
             if not isinstance(value, dict):
@@ -249,14 +261,26 @@ def _build(cls: type, table: dict[str, Any], origin: str, prefix: str) -> Any:
     return cls(**values)
 
 
+def _hint(key: str, known: dict[str, Any], prefix: str) -> str:
+    """The nearest key of the same section, else of any section."""
+    names = {name: prefix + name for name in known}
+    for section in dataclasses.fields(Recipe):
+        if dataclasses.is_dataclass(section.type):
+            for other in dataclasses.fields(section.type):
+                names.setdefault(other.name, f"{section.name}.{other.name}")
+    near = difflib.get_close_matches(key, known, n=1) or difflib.get_close_matches(key, names, n=1)
+    return f"did you mean {names[near[0]]!r}?" if near else f"known: {', '.join(known)}"
+
+
 def _convert(value: Any, wanted: Any, name: str, origin: str) -> Any:
+    if get_origin(wanted) is tuple:
+        entries = value if isinstance(value, list | tuple) else [value]
+        return tuple(_convert(entry, get_args(wanted)[0], name, origin) for entry in entries)
     if wanted is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
-    if wanted in (int, float, str, bool):
-        if type(value) is not wanted:
-            raise RecipeError(f"{origin}: {name} is {value!r}; it must be {wanted.__name__}")
-        return value
-    return tuple(value) if isinstance(value, list | tuple) else (value,)
+    if type(value) is not wanted:
+        raise RecipeError(f"{origin}: {name} is {value!r}; it must be {wanted.__name__}")
+    return value
 
 
 def _apply(table: dict[str, Any], change: str) -> None:
@@ -286,6 +310,5 @@ def _toml(value: Any) -> str:
     if isinstance(value, tuple):
         return "[" + ", ".join(map(_toml, value)) + "]"
     if isinstance(value, str):
-        escaped = value.replace("\\", "\\\\").replace('"', '\\"')
-        return f'"{escaped}"'
+        return json.dumps(value, ensure_ascii=False)  # its escapes are TOML's
     return repr(value)

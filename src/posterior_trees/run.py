@@ -21,6 +21,7 @@ FREE_TO_CHANGE = {
     "training.picture_every",
     "training.evaluation_batch",
     "training.compile",
+    "training.capture",
 }
 """Recipe keys that do not change what a run computes."""
 
@@ -36,13 +37,15 @@ class Run:
         self.model_file = self.folder / "best.safetensors"
         self.log_file = self.folder / "log.jsonl"
         recipe_file = self.folder / "recipe.toml"
-        if recipe_file.is_file():
+        if recipe_file.is_file() and self.state_file.is_file():
             self._compare(parse_recipe(recipe_file.read_text("utf-8"), origin=str(recipe_file)))
         if is_writer:
             try:
                 (self.folder / "trees").mkdir(parents=True, exist_ok=True)
             except OSError as error:
                 raise RunError(f"cannot make the run folder {self.folder}: {error}") from error
+            for leftover in self.folder.glob("*.part"):  # of a save that was killed
+                leftover.unlink(missing_ok=True)
             store.write_bytes(recipe_file, write_recipe(recipe).encode())
 
     def save(self, state: dict[str, Any]) -> None:

@@ -24,7 +24,8 @@ def write(file: str | PathLike[str], tensors: dict[str, Tensor], facts: dict[str
     If the disk is full the old file stays and the temporary one goes.
     """
     path = Path(file)
-    flat = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    # Copies, because safetensors refuses tensors that share memory, as tied weights do.
+    flat = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
     write_bytes(path, save(flat, metadata={KEY: json.dumps(facts)}))
 
 
@@ -75,8 +76,8 @@ def read_facts(file: str | PathLike[str]) -> dict[str, Any]:
     return json.loads(text)
 
 
-def flatten(nested: dict[str, Any], prefix: str = "") -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Split a nested state into tensors by dotted name and everything else as plain JSON."""
+def flatten(nested: dict[Any, Any], prefix: str = "") -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Split a nested state into tensors by slashed name and everything else as plain JSON."""
     tensors: dict[str, Tensor] = {}
     facts: dict[str, Any] = {}
     for key, value in nested.items():

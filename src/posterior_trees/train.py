@@ -5,6 +5,7 @@ computes what it would have computed: on the CPU bit for bit.
 """
 
 import math
+import os
 import time
 from collections.abc import Callable, Iterator
 from os import PathLike
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 
 from posterior_trees.balance import LeafBalancer
 from posterior_trees.build import build_predictor
+from posterior_trees.capture import Capture
 from posterior_trees.checkpoint import provenance, save_model
 from posterior_trees.data import ImageSet, load_split
 from posterior_trees.data.augment import augment
@@ -48,14 +50,17 @@ def fit(
 
     Data come from the folder `data`, or are given as `images` (training and validation set). A
     `predictor` of your own replaces the recipe's network. `report` receives each epoch's log line
-    and `watch(steps, first, total)` may wrap the steps in a progress bar.
+    and `watch(steps, first, total)` may wrap the steps in a progress bar. Returns the predictor
+    with its last weights, averaged if the recipe says so; `best.safetensors` holds the best ones.
     """
     torch.manual_seed(recipe.seed)
     predictor = predictor or build_predictor(recipe)
+    machines = int(os.environ.get("GROUP_WORLD_SIZE", 1))  # torchrun says how many
     fabric = Fabric(
         accelerator=accelerator,
         devices=devices,
-        strategy="ddp" if devices > 1 else "auto",
+        num_nodes=machines,
+        strategy="ddp" if devices * machines > 1 else "auto",
         precision=_precision(recipe, accelerator),
     )
     fabric.launch()
@@ -66,6 +71,7 @@ def fit(
     steps: Iterator[int] = iter(range(trainer.step, trainer.total_steps))
     for step in watch(steps, trainer.step, trainer.total_steps) if watch else steps:
         trainer.advance(step)
+    trainer._swap_in_average()
     return predictor.eval()
 
 
@@ -112,11 +118,14 @@ class Trainer:
             ridge=spec.ridge,
             floor=spec.floor,
             greedy=spec.is_greedy,
+            window=spec.is_windowed,
             exact=spec.is_exact,
             refresh_every=spec.refresh_every,
             device=fabric.device,
         )
-        self.average = {k: v.detach().clone() for k, v in self._floats(self.network)}
+        floats = [(k, v) for k, v in self.network.state_dict().items() if v.is_floating_point()]
+        self.weights = [v for _, v in floats]
+        self.average = {k: v.clone() for k, v in floats}
         self.health = Health(predictor.num_leaves, fabric.device)
         is_paper = recipe.loss.probability == "paper"
         self.beta, self.best = 0.0 if is_paper else recipe.loss.beta, math.inf
@@ -131,20 +140,20 @@ class Trainer:
         indices = self._draw(step)
         mine = indices[self.fabric.global_rank :: self.fabric.world_size]
         x, y = self._measured(mine, step)
-        loss = self._loss(x, y, epoch)
-        total = loss.total(self.beta, self._shared_mean(loss.root))
-        self._update(self.balancer.weights(mine) * total, step)
+        weights = self.balancer.weights(mine)
+        loss = self._learn(x, y, weights, *self._set_rates(step))
         winners = self._gathered(loss.leaf)
         if self.recipe.balancer.is_on:
             self.balancer.update(indices, winners)
-        self.health.note(loss, winners)
+        self.health.note(self._shared_sum(self.health.sum(loss)), winners)
         self.step = step + 1
         if self.step % CHECK_EVERY == 0 or self.fabric.device.type == "cpu":
             self._refuse_nan()
         self.seconds += time.monotonic() - start
         if self.step % self.steps_per_epoch == 0:
             self._end_epoch()
-        elif time.monotonic() - self.saved_at > self.recipe.training.save_seconds:
+        is_due = time.monotonic() - self.saved_at >= self.recipe.training.save_seconds
+        if is_due or self.step == self.total_steps:
             self.save()
 
     def _draw(self, step: int) -> Tensor:
@@ -157,58 +166,73 @@ class Trainer:
             self.order = epoch, order.to(self.fabric.device)
         return self.order[1][place * self.batch_size : (place + 1) * self.batch_size]
 
-    def _measured(self, indices: Tensor, step: int) -> tuple[Tensor, Tensor]:
-        generator = self._generator(step, 3 + self.fabric.global_rank)
-        spec = self.recipe.data
-        x, y = self.train.batch(indices)
-        x, y = x.to(self.fabric.device), None if y is None else y.to(self.fabric.device)
+    def _measured(self, mine: Tensor, step: int) -> tuple[Tensor, Tensor]:
+        """Clean images and measurements of this process. It draws the random numbers of the whole
+        batch, and gives each image those of its place there, however many processes there are."""
+        generator, spec = self._generator(step, 3), self.recipe.data
+        rank, processes = self.fabric.global_rank, self.fabric.world_size
+        pair = self.train.batch(mine)
+        x, y = (None if v is None else v.repeat_interleave(processes, dim=0) for v in pair)
         if spec.augment or spec.patch:
             x, y = augment(x, y, spec.augment, spec.patch, generator)
-        return x, self.predictor.measure(x, generator) if y is None else y
+        y = self.predictor.measure(x, generator) if y is None else y
+        return x[rank::processes], y[rank::processes]
 
-    def _loss(self, x: Tensor, y: Tensor, epoch: float) -> Objective:
-        spec = self.recipe.loss
-        epsilon = epsilon_at(epoch, spec.epsilon_start, spec.epsilon_scale)
+    def _set_rates(self, step: int) -> tuple[Tensor, Tensor]:
+        """Set the learning rates of a step; returns ε and the share of the new weights in the
+        running average, as tensors so that a recorded step sees them change."""
+        for group in self.optimizer.param_groups:
+            rate = self.schedule.lr(group["base_lr"], step)
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(rate)
+            else:
+                group["lr"] = rate
+        share = 1.0
+        if self.recipe.training.ema:
+            half_life = self.recipe.training.ema * self.steps_per_epoch
+            share = 1 - min(0.5 ** (1 / half_life), (1 + step) / (10 + step))
         if self.recipe.network.dropout or self.recipe.network.head_dropout:
-            torch.manual_seed(self.recipe.seed * 1_000_003 + self.step)
+            torch.manual_seed(self._generator(step, 4 + self.fabric.global_rank).initial_seed())
+        epsilon = self._epsilon(step / self.steps_per_epoch)
+        device = self.fabric.device
+        return torch.full((), epsilon, device=device), torch.full((), share, device=device)
+
+    def _learn(self, x: Tensor, y: Tensor, weights: Tensor, epsilon: Tensor, share: Tensor):
+        """Forward, backward, optimiser and running average."""
         self.wrapped.train()
         leaves = self.wrapped(self.predictor.view(y))
-        return self._judge(leaves, x, y, torch.tensor(epsilon, device=x.device))
-
-    def _judge(self, leaves: Leaves, x: Tensor, y: Tensor, epsilon: Tensor) -> Objective:
-        return objective(self.predictor.assemble(leaves, y), x, epsilon)
-
-    def _update(self, losses: Tensor, step: int) -> None:
-        self.fabric.backward(losses.mean())
+        loss = self._judge(leaves, x, y, epsilon)
+        total = loss.total(self.beta, self._shared_mean(loss.root))
+        self.fabric.backward((weights * total).mean())
         if self.recipe.optimizer.clip:
             self.fabric.clip_gradients(
                 self.wrapped, self.optimizer, max_norm=self.recipe.optimizer.clip
             )
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.schedule.lr(group["base_lr"], step)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        decay = 0.0
-        if self.recipe.training.ema:
-            half_life = self.recipe.training.ema * self.steps_per_epoch
-            decay = min(0.5 ** (1 / half_life), (1 + step) / (10 + step))
-        now = [v.detach() for _, v in self._floats(self.network)]
-        torch._foreach_lerp_(list(self.average.values()), now, 1 - decay)
+        change = torch._foreach_sub(self.weights, list(self.average.values()))
+        torch._foreach_mul_(change, share)
+        torch._foreach_add_(list(self.average.values()), change)
+        return loss._replace(squared=loss.squared.detach(), nll=loss.nll.detach())
+
+    def _judge(self, leaves: Leaves, x: Tensor, y: Tensor, epsilon: Tensor) -> Objective:
+        return objective(self.predictor.assemble(leaves, y), x, epsilon)
+
+    def _epsilon(self, epoch: float | int) -> float:
+        return epsilon_at(epoch, self.recipe.loss.epsilon_start, self.recipe.loss.epsilon_scale)
 
     def _end_epoch(self) -> None:
         self._refuse_nan()
         epoch = self.step // self.steps_per_epoch
         lr = self.schedule.lr(self.recipe.optimizer.lr, self.step - 1)
         line = {"step": self.step, "epoch": epoch, "lr": lr, "seconds": round(self.seconds, 2)}
-        spec = self.recipe.loss
-        line["epsilon"] = epsilon_at(
-            self.step / self.steps_per_epoch, spec.epsilon_start, spec.epsilon_scale
-        )
+        line["epsilon"] = self._epsilon(epoch)
         line |= self.health.summary(line["epsilon"])
         is_last = self.step == self.total_steps
         weights = self._swap_in_average()
         if self.validation is not None:
-            line |= validate(self.predictor, self.validation, self.recipe)
+            scores = validate(self.predictor, self.validation, self.recipe)
+            line |= self.fabric.broadcast(scores)  # all processes must draw the same conclusions
             self.schedule.observe(line["val_loss"])
         if self.validation is None or line["val_loss"] < self.best:
             self.best = line.get("val_loss", math.inf)
@@ -217,7 +241,6 @@ class Trainer:
         self._picture(epoch, is_last)
         self.network.load_state_dict(weights)
         self.run.log(line)
-        self.save()
         if self.report and self.fabric.is_global_zero:
             self.report(line)
 
@@ -252,6 +275,7 @@ class Trainer:
         """Continue where the last save was, if there is one."""
         state = self.run.load()
         if state is None:
+            self.run.rewind(0)
             return
         self.step, self.seconds = state["step"], state["seconds"]
         self.best = math.inf if state["best"] is None else state["best"]
@@ -268,11 +292,16 @@ class Trainer:
 
     def _set_up(self, network: nn.Module) -> tuple[nn.Module, Any]:
         """The bare network, and the one to train with: compiled, distributed, mixed precision."""
-        trained = network
-        if self.recipe.training.compile:
-            trained = torch.compile(network)
+        spec, uses_cuda = self.recipe.training, self.fabric.device.type == "cuda"
+        if uses_cuda:
+            network.to(memory_format=torch.channels_last)
+            torch.backends.cudnn.benchmark = True
+        if spec.compile:
             self._judge = torch.compile(self._judge)
+        trained = torch.compile(network) if spec.compile else network
         wrapped, self.optimizer = self.fabric.setup(trained, self.optimizer)
+        if uses_cuda and spec.capture and self.fabric.world_size == 1:
+            self._learn = Capture(self._learn)
         return network, wrapped
 
     def _swap_in_average(self) -> dict[str, Tensor]:
@@ -282,36 +311,37 @@ class Trainer:
         return before
 
     def _refuse_nan(self) -> None:
-        if not self.health.is_finite():
+        are_finite = torch.stack([weight.isfinite().all() for weight in self.weights]).all()
+        if not (self.health.is_finite() and are_finite):
             raise RunError(
-                f"the loss became NaN or infinite near step {self.step}. The last good state is kept "
-                f"in {self.run.folder}. Lower optimizer.lr (now {self.recipe.optimizer.lr:g}), set "
-                "optimizer.clip=1.0, or train in training.precision='32-true'"
+                f"the loss or a weight became NaN or infinite near step {self.step}. The last good "
+                f"state is kept in {self.run.folder}. Lower optimizer.lr (now "
+                f"{self.recipe.optimizer.lr:g}), set optimizer.clip=1.0, or train in "
+                "training.precision='32-true'"
             )
 
     def _about(self) -> dict[str, Any]:
         return {**provenance(), "epochs": self.step / self.steps_per_epoch, "step": self.step}
 
     def _shared_mean(self, root: Tensor) -> Tensor:
-        mean = root.mean()
-        return (
-            self.fabric.all_reduce(mean, reduce_op="mean") if self.fabric.world_size > 1 else mean
-        )
+        return self._shared_sum(root.mean()) / self.fabric.world_size
+
+    def _shared_sum(self, values: Tensor) -> Tensor:
+        """Over all processes: they log the same numbers, and all stop at a NaN of one of them."""
+        if self.fabric.world_size > 1:
+            torch.distributed.all_reduce(values)
+        return values
 
     def _gathered(self, winners: Tensor) -> Tensor:
         """Winning leaves of the whole batch, in the order of its indices."""
-        if self.fabric.world_size == 1:
-            return winners
-        return self.fabric.all_gather(winners).T.flatten()
+        rank, processes = self.fabric.global_rank, self.fabric.world_size
+        everyone = winners.new_zeros(len(winners) * processes)
+        everyone[rank::processes] = winners
+        return self._shared_sum(everyone)
 
     def _generator(self, step: int, purpose: int) -> torch.Generator:
-        return torch.Generator().manual_seed(
-            (self.recipe.seed * 1_000_003 + purpose) * 1_000_003 + step
-        )
-
-    @staticmethod
-    def _floats(network: nn.Module) -> list[tuple[str, Tensor]]:
-        return [(k, v) for k, v in network.state_dict().items() if v.is_floating_point()]
+        number = (self.recipe.seed * 1_000_003 + purpose) * 1_000_003 + step
+        return torch.Generator().manual_seed(number % 2**63)
 
 
 def make_optimizer(recipe: Recipe, network: nn.Module, device: torch.device):
@@ -320,15 +350,20 @@ def make_optimizer(recipe: Recipe, network: nn.Module, device: torch.device):
     groups: dict[tuple[float, float], list[nn.Parameter]] = {}
     for name, parameter in network.named_parameters():
         lr = spec.head_lr if name.startswith("head.") else spec.lr
-        decay = spec.weight_decay if parameter.ndim > 1 else 0.0
+        # What makes a leaf's image must not decay while the leaf wins nothing: it would never win.
+        is_decayed = parameter.ndim > 1 and not name.startswith("to_image.")
+        decay = spec.weight_decay if is_decayed else 0.0
         groups.setdefault((lr, decay), []).append(parameter)
     tables = [
         {"params": params, "lr": lr, "base_lr": lr, "weight_decay": decay}
         for (lr, decay), params in groups.items()
     ]
+    uses_cuda = device.type == "cuda"
+    for table in tables if uses_cuda else []:
+        table["lr"] = torch.tensor(table["lr"], device=device)  # a recorded step reads it there
     if spec.name == "sgd":
-        return torch.optim.SGD(tables, momentum=spec.momentum)
-    return torch.optim.AdamW(tables, betas=(0.9, 0.999), fused=device.type == "cuda")
+        return torch.optim.SGD(tables, momentum=spec.momentum, fused=uses_cuda)
+    return torch.optim.AdamW(tables, betas=(0.9, 0.999), fused=uses_cuda, capturable=uses_cuda)
 
 
 def validate(predictor: TreePredictor, images: ImageSet, recipe: Recipe) -> dict[str, Any]:

@@ -56,10 +56,11 @@ class ProbabilityHead(nn.Module):
         self.layers = nn.Sequential(*modules, last)
         self.is_detached = is_detached
 
-    def forward(self, maps: Sequence[Float[Tensor, "b _ *space"]]) -> Float[Tensor, "b n"]:
-        pooled = torch.cat([m.float().flatten(2).mean(dim=2) for m in maps], dim=1)
+    def forward(self, maps: Sequence[Float[Tensor, "b _ ..."]]) -> Float[Tensor, "b n"]:
+        wide = torch.promote_types(maps[0].dtype, torch.float32)
+        pooled = torch.cat([m.to(wide).flatten(2).mean(dim=2) for m in maps], dim=1)
         if self.is_detached:
             pooled = pooled.detach()
         with torch.autocast(device_type=pooled.device.type, enabled=False):
             logits = self.layers(pooled.to(self.layers[0].weight.dtype))
-        return logits.float().log_softmax(dim=1)
+        return logits.to(wide).log_softmax(dim=1)

@@ -1,0 +1,54 @@
+# make demo   trees of sample digits in demo/index.html, predicted on the spot
+# make test   all quick tests
+# make lint   style, format and types
+# make clean  remove .venv and everything that can be made again
+#
+# Each needs only Python 3.11 or newer: what is missing is installed into .venv on first use, and
+# again when pyproject.toml or constraints.txt change. PYTHON=… chooses the interpreter.
+
+SUITABLE := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
+CANDIDATES := python3 python3.13 python3.12 python3.11 python3.14 python
+VENV_PYTHON := .venv/bin/python
+INSTALL := $(VENV_PYTHON) -m pip install --quiet --disable-pip-version-check -c constraints.txt
+# One thread for each test process: several of them share the cores.
+TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 MPLBACKEND=Agg
+WORKERS ?= auto
+
+.PHONY: demo test lint clean
+
+demo: .venv/.installed
+	@$(VENV_PYTHON) -m posterior_trees demo --out demo
+	@echo "Open $(CURDIR)/demo/index.html in a browser."
+
+test: .venv/.installed-dev
+	$(TEST_ENV) $(VENV_PYTHON) -m pytest -q -n $(WORKERS) --maxprocesses 4 --dist worksteal
+
+lint: .venv/.installed-dev
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	.venv/bin/ty check
+
+clean:
+	rm -rf .venv demo dist build .pytest_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+.venv/.installed: pyproject.toml constraints.txt | .venv/.made
+	@echo "Installing into .venv; the first time takes a few minutes."
+	@$(INSTALL) -e .
+	@touch $@
+
+.venv/.installed-dev: pyproject.toml constraints.txt | .venv/.made
+	@echo "Installing into .venv; the first time takes a few minutes."
+	@$(INSTALL) -e '.[dev]'
+	@touch .venv/.installed $@
+
+.venv/.made:
+	@for python in $(or $(PYTHON),$(CANDIDATES)); do \
+	  if "$$python" -c '$(SUITABLE)' 2>/dev/null; then \
+	    "$$python" -m venv --clear .venv && touch $@; exit; \
+	  fi; \
+	done; \
+	echo "Posterior Trees needs Python 3.11 or newer with venv, and found: $$($(firstword $(or $(PYTHON),$(CANDIDATES))) --version 2>&1)." >&2; \
+	echo "Install one (on Debian and Ubuntu: python3 python3-venv), or name it:" \
+	     "make PYTHON=/path/to/python3.12 …" >&2; \
+	exit 1

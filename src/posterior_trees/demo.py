@@ -1,0 +1,115 @@
+"""`ptrees demo`: trees of sample digits, predicted on the spot by the model that ships with the
+package, as one web page and a few figures. It needs neither data nor a GPU nor the network."""
+
+from importlib import resources
+from os import PathLike
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from PIL import Image
+from torch import Tensor
+
+from posterior_trees.checkpoint import load
+from posterior_trees.examples import evenly_spaced
+from posterior_trees.explore import page
+from posterior_trees.figure import save_figure
+from posterior_trees.predict import make_folder
+from posterior_trees.predictor import TreePredictor
+from posterior_trees.store import write_bytes
+
+SIDE = 28
+TEST_DIGITS = 10_000
+"""The sample digits are evenly spaced in MNIST's test set, see assets/README.md."""
+DRAWN = 4
+"""How many trees become figures."""
+
+ABOUT = {
+    "task": "The upper 20 of 28 rows are hidden; every branch is one way to complete the digit.",
+    "method": "Nehme, Mulayoff and Michaeli, Hierarchical Uncertainty Exploration via Feedforward "
+    "Posterior Trees, NeurIPS 2024",
+    "data": "Digits: MNIST by Yann LeCun, Corinna Cortes and Christopher J.C. Burges (commonly "
+    "CC BY-SA 3.0), evenly spaced in its test set, not seen in training",
+}
+
+
+@torch.inference_mode()
+def make_demo(out: str | PathLike[str]) -> str:
+    """Write `index.html`, `overview.png` and a few `tree_*.png` into `out`; says where they are."""
+    out = make_folder(out)
+    predictor = load("digits")
+    x = sample_digits()
+    numbers = evenly_spaced(TEST_DIGITS, len(x))
+    y = predictor.measure(x.to(predictor.device))
+    tree, y = predictor(y).to("cpu"), y.cpu()
+    names = [f"test {number}" for number in numbers]
+    text = page(
+        tree,
+        inputs=y,
+        truths=x,
+        names=names,
+        title="Posterior trees of handwritten digits",
+        model_card=model_card(predictor),
+    )
+    write_bytes(out / "index.html", text.encode())
+    drawn = evenly_spaced(len(x), DRAWN)
+    figures = [out / "overview.png", *(out / f"tree_{numbers[i]}.png" for i in drawn)]
+    path = tree.descend(x)
+    for file, rows in zip(figures, [drawn, *([i] for i in drawn)], strict=True):
+        index = torch.tensor(rows)
+        save_figure(
+            tree[index],
+            file,
+            y=y[index],
+            x=x[index],
+            path=path[index],
+            names=[names[i] for i in rows],
+        )
+    listed = ", ".join(str(file) for file in figures)
+    return (
+        f"wrote {out / 'index.html'}: trees of {len(x)} digits; open it in a browser:\n"
+        f"  {(out / 'index.html').resolve().as_uri()}\nfigures: {listed}"
+    )
+
+
+def sample_digits() -> Float[Tensor, "n 1 28 28"]:
+    """The test digits that ship with the package, in [0, 1]."""
+    sheet = resources.files("posterior_trees") / "assets" / "digits.png"
+    with sheet.open("rb") as file, Image.open(file) as image:
+        pixels = torch.from_numpy(np.array(image.convert("L")))
+    tiles = pixels.unfold(0, SIDE, SIDE).unfold(1, SIDE, SIDE).reshape(-1, 1, SIDE, SIDE)
+    return tiles.float() / 255
+
+
+def model_card(predictor: TreePredictor) -> dict[str, str]:
+    """Words for the page's footer: the model, its measured scores, and whom to thank.
+
+    Scores are shown only if the model carries them: `about["test"]` is the table that
+    `ptrees evaluate --split test --json` writes, or as much of it as is known.
+    """
+    facts = predictor.about
+    layout = " × ".join(map(str, predictor.branching))
+    card = {"name": f"Digits tree, {layout} leaves" if layout else "Digits, root only"}
+    card |= {"task": ABOUT["task"]}
+    if scores := _scores(facts.get("test") or {}):
+        card["scores"] = scores
+    made = [f"{key} {facts[key]}" for key in ("version", "commit", "date") if facts.get(key)]
+    if made:
+        card["origin"] = "Trained with posterior-trees " + ", ".join(made)
+    return card | {"method": ABOUT["method"], "data": ABOUT["data"]}
+
+
+def _scores(table: dict[str, Any]) -> str:
+    """The scores by depth: `PSNR of the hidden part 14.4 / 15.5 / 16.0 dB, …`."""
+    titles = {"psnr_hole": "PSNR of the hidden part", "psnr": "PSNR", "nll": "NLL"}
+    parts = []
+    for key, title in titles.items():
+        rows = [row["mean"] for row in table.get(key) or () if key != "nll" or row["depth"]]
+        if rows:
+            unit = "" if key == "nll" else " dB"
+            digits = 2 if key == "nll" else 1
+            parts.append(f"{title} " + " / ".join(f"{row:.{digits}f}" for row in rows) + unit)
+    if not parts:
+        return ""
+    return f"Measured on {table['n']:,} test digits, by depth: " + ", ".join(parts)

@@ -1,0 +1,195 @@
+r"""A user's own pictures: what the model takes of them, and whether they fit it.
+
+`as_picture` takes a file, an array or a tensor, grey or colour, of 8 or 16 bits or with numbers in
+[0, 1], and makes of it a float32 batch `(b, c, h, w)` in [0, 1] with the channels of the model's
+measurement. Files and arrays are converted: grey is copied into the channels of a colour model, and
+colour becomes grey by luma, exactly as when training files are read (`data.decode`). A tensor says
+by its shape which channels it has, so wrong ones are an error.
+
+Whether a picture fits the task is judged by the mean brightness of its measurement,
+
+$$ \bar y = \text{mean over pixels of } y, \qquad
+   q_{0.001} \le \bar y \le q_{0.999} \text{ of the training measurements,} $$
+
+which tells white digits on black, what the model was trained on, from black ones on white.
+"""
+
+from collections.abc import Sequence
+from os import PathLike
+from pathlib import Path
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from posterior_trees.data import DataError, ImageSet
+from posterior_trees.data.decode import decode
+from posterior_trees.data.imageset import to_float
+from posterior_trees.examples import evenly_spaced
+from posterior_trees.measure import Colorize, Denoise, Inpaint, Measurement, measure_each
+from posterior_trees.predictor import TreePredictor
+
+SLACK = 0.001
+"""How far rounding may push a pixel out of [0, 1]."""
+LUMA = (0.299, 0.587, 0.114)
+"""ITU-R 601, as Pillow and so `data.decode` have it."""
+
+
+def as_picture(
+    picture: str | PathLike[str] | np.ndarray | Tensor, predictor: TreePredictor
+) -> Float[Tensor, "b c h w"]:
+    """A file, an array `(h, w)` or `(h, w, c)`, or a tensor `(h, w)`, `(c, h, w)` or `(b, c, h, w)`
+    as a batch that `predictor.measurement.observe` takes."""
+    if isinstance(picture, Tensor):
+        pixels = _from_tensor(picture, predictor)
+    elif isinstance(picture, np.ndarray):
+        pixels = _from_array(picture, predictor)
+    else:
+        return read_picture(picture, predictor)
+    _check_size(pixels, predictor, "the picture")
+    return pixels
+
+
+def read_picture(
+    file: str | PathLike[str], predictor: TreePredictor, resize: bool = False
+) -> Float[Tensor, "1 c h w"]:
+    """The picture in a file; `resize` cuts its centre and brings it to the size of the mask of a
+    model that has one."""
+    path, wanted = Path(file), _channels(predictor)[0]
+    if wanted not in (1, 3):
+        raise DataError(f"this model takes {wanted} channels, a file has 1 or 3: give a tensor")
+    if path.is_dir():
+        raise DataError(f"{path} is a folder. Name the pictures in it")
+    if not path.exists():
+        raise DataError(f"{path} does not exist. Check the name")
+    with path.open("rb") as opened:
+        stored = decode(opened, str(path), wanted, _mask_size(predictor) if resize else ())
+    pixels = to_float(torch.from_numpy(stored.copy())).unsqueeze(0)
+    _check_size(pixels, predictor, str(path))
+    return pixels
+
+
+def brightness_range(
+    images: ImageSet, measurement: Measurement, limit: int = 10_000
+) -> list[float]:
+    """The 0.1 % and 99.9 % quantiles of the mean brightness of the measurements of a set, judged by
+    `limit` evenly spaced images; a trainer keeps them in `about["input_brightness"]`."""
+    means = []
+    for indices in torch.tensor(evenly_spaced(len(images), limit)).split(256):
+        x, y = images.batch(indices)
+        x = x.to(next(measurement.buffers(), x).device)
+        y = measure_each(measurement, x, indices, seed=0) if y is None else y
+        means.append(y.flatten(1).mean(dim=1).cpu().double())
+    return torch.cat(means).quantile(torch.tensor([0.001, 0.999]).double()).tolist()
+
+
+def describe_misfit(
+    pixels: Float[Tensor, "1 c h w"], predictor: TreePredictor, is_inverted: bool = False
+) -> str:
+    """Why a picture may not be what the model was trained on; empty if it fits or nobody knows."""
+    low, high = predictor.about.get("input_brightness") or (-np.inf, np.inf)
+    mean, opposite = (
+        predictor.measurement.observe(values.to(predictor.device)).mean().item()
+        for values in (pixels, 1 - pixels)
+    )
+    if low - SLACK <= mean <= high + SLACK:
+        return ""
+    hint = " leave out --invert" if is_inverted else " try --invert"
+    return (
+        f"the picture may not fit the task {predictor.name!r}: as the model sees it, its mean "
+        f"brightness is {mean:.3f}, in training it was {low:.3f} to {high:.3f};"
+        + (hint if low - SLACK <= opposite <= high + SLACK else " its tree may mean nothing")
+    )
+
+
+def _from_tensor(tensor: Tensor, predictor: TreePredictor) -> Tensor:
+    allowed, shape = _channels(predictor), tuple(tensor.shape)
+    if tensor.ndim not in (2, 3, 4) or not tensor.numel():
+        raise ValueError(f"the tensor has shape {shape}; give (h, w), (c, h, w) or (b, c, h, w)")
+    pixels = _to_unit(tensor, predictor)
+    if tensor.ndim == 2:
+        return _convert(pixels.expand(1, 1, *shape), allowed)
+    pixels = pixels if tensor.ndim == 4 else pixels.unsqueeze(0)
+    if pixels.shape[1] not in allowed:
+        raise ValueError(
+            f"the tensor of shape {shape} has {pixels.shape[1]} channels, this model takes "
+            f"{' or '.join(map(str, allowed))}; channels come before height and width"
+        )
+    return pixels
+
+
+def _from_array(array: np.ndarray, predictor: TreePredictor) -> Tensor:
+    layers = array[:, :, None] if array.ndim == 2 else array
+    if layers.ndim != 3 or layers.shape[2] not in (1, 3, 4) or not array.size:
+        raise ValueError(
+            f"the array has shape {array.shape}; give (h, w), or (h, w, c) with 1, 3 or 4 channels"
+        )
+    if array.dtype.kind not in "fu":
+        raise ValueError(f"the pixels are {array.dtype}; give uint8, uint16 or float in [0, 1]")
+    layers = layers.astype(np.float32 if array.dtype.kind == "f" else array.dtype.newbyteorder("="))
+    pixels = _to_unit(torch.from_numpy(np.ascontiguousarray(layers)), predictor)
+    pixels = pixels.permute(2, 0, 1).unsqueeze(0)
+    if pixels.shape[1] == 4:  # transparent pixels are laid on white
+        colour, opacity = pixels[:, :3], pixels[:, 3:]
+        pixels = colour * opacity + (1 - opacity)
+    return _convert(pixels, _channels(predictor))
+
+
+def _convert(pixels: Tensor, allowed: Sequence[int]) -> Tensor:
+    """Grey copied into colour, or colour made grey, unless the channels are welcome as they are."""
+    have, want = pixels.shape[1], allowed[0]
+    if have in allowed:
+        return pixels
+    if have == 1:
+        return pixels.expand(-1, want, -1, -1)
+    if want == 1:
+        return (pixels * pixels.new_tensor(LUMA)[:, None, None]).sum(dim=1, keepdim=True)
+    raise ValueError(f"the picture has {have} channels, this model takes {want}: give a tensor")
+
+
+def _channels(predictor: TreePredictor) -> tuple[int, ...]:
+    """The numbers of channels that a picture may have, the first for files."""
+    if isinstance(predictor.measurement, Colorize):
+        return 3, 1
+    return (predictor.measurement.channels(predictor.channels),)
+
+
+def _to_unit(values: Tensor, predictor: TreePredictor) -> Tensor:
+    """Pixels as float32 in [0, 1]; a measurement with noise may leave it as far as noise goes."""
+    if values.dtype in (torch.uint8, torch.uint16):
+        return to_float(values)
+    if not values.is_floating_point():
+        raise ValueError(f"the pixels are {values.dtype}; give uint8, uint16 or float in [0, 1]")
+    values = values.detach().float()
+    bad = int(values.numel() - values.isfinite().sum())
+    if bad:
+        total = values.numel()
+        raise ValueError(
+            f"{bad} of {total} pixels are NaN or infinite; replace them by numbers in [0, 1]"
+        )
+    measurement = predictor.measurement
+    noise = 8 * float(measurement.sigma) if isinstance(measurement, Denoise) else 0.0
+    low, high = values.min().item(), values.max().item()
+    if low < -SLACK - noise or high > 1 + SLACK + noise:
+        raise ValueError(
+            f"pixels go from {low:g} to {high:g}, the limits are {0 - noise:g} and {1 + noise:g}: "
+            "divide by 255 (16-bit: by 65535), or bring [-1, 1] to [0, 1] by (x + 1) / 2"
+        )
+    return values if noise else values.clamp(0, 1)
+
+
+def _mask_size(predictor: TreePredictor) -> tuple[int, ...]:
+    """Height and width of the model's fixed mask; () if it takes any size."""
+    measurement = predictor.measurement
+    return tuple(measurement.hole.shape[-2:]) if isinstance(measurement, Inpaint) else ()
+
+
+def _check_size(pixels: Tensor, predictor: TreePredictor, what: str) -> None:
+    size = _mask_size(predictor)
+    if size and tuple(pixels.shape[-2:]) != size:
+        have, want = ("×".join(map(str, s)) for s in (pixels.shape[-2:], size))
+        raise ValueError(
+            f"{what} is {have} (height×width), the model's mask is {want}: resize it to {want}, "
+            "or let `ptrees predict --resize` do it"
+        )

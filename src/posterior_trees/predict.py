@@ -1,0 +1,221 @@
+"""Trees of a user's own picture files, as files: `ptrees predict`.
+
+out/index.html               the explorer of all pictures
+out/<stem>/tree.png          the tree in the style of the paper, with the measurement
+out/<stem>/node_<path>.png   every node: `root`, `0`, `0.1`, … by child numbers from 0
+out/<stem>/tree.safetensors  the tree itself, unclipped (`Tree.load`)
+out/<stem>/tree.json         `{"schema": 1, "picture", "model", "branching", "size", "nodes":
+                             [{"path": [0, 1], "probability", "image": "node_0.1.png"}…]}`
+"""
+
+import json
+import os
+import shutil
+import warnings
+from collections.abc import Callable, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from PIL import Image
+from safetensors import SafetensorError
+from torch import Tensor
+from torch.nn import functional as F
+
+from posterior_trees.explore import page
+from posterior_trees.figure import save_figure
+from posterior_trees.picture import describe_misfit, read_picture
+from posterior_trees.predictor import TreePredictor
+from posterior_trees.store import write_bytes
+from posterior_trees.tree import Tree
+
+SCHEMA = 1
+SHOWN = 512
+"""Pixels of the longer side in figures and pages; node files and `tree.safetensors` have all."""
+
+
+class PictureError(ValueError):
+    """Pictures that could not be predicted, each with its reason; `written` are the others'."""
+
+    def __init__(self, problems: Sequence[str], of: int, written: Sequence[Path]) -> None:
+        listed = "".join(f"\n  {problem}" for problem in problems)
+        super().__init__(f"{len(problems)} of {of} pictures could not be predicted:{listed}")
+        self.written = list(written)
+
+
+@torch.inference_mode()
+def predict_files(
+    predictor: TreePredictor,
+    files: Sequence[str | PathLike[str]],
+    out: str | PathLike[str],
+    *,
+    resize: bool = False,
+    invert: bool = False,
+    warn: Callable[[str], object] = warnings.warn,
+    watch: Callable = iter,
+) -> list[Path]:
+    """Write the tree of each picture into a folder `out/<stem>` of its own, and the explorer of all
+    of them; returns `out/index.html` and the folders.
+
+    A folder holds `tree.png`, `tree.safetensors`, `tree.json` and `node_<path>.png` of every node,
+    and appears whole or not at all. Pictures that fail do not stop the others: the `PictureError`
+    at the end names them all.
+    """
+    is_new = not Path(out).exists()
+    out = make_folder(out)
+    shown, folders, problems = [], [], []
+    for file, folder in watch(list(zip(files, _choose_folders(files, out), strict=True))):
+        try:
+            pixels = read_picture(file, predictor, resize)
+            pixels = 1 - pixels if invert else pixels
+            if misfit := describe_misfit(pixels, predictor, invert):
+                warn(f"{file}: {misfit}")
+            shown.append(_predict(predictor, pixels, folder, str(file)))
+            folders.append(folder)
+        except (ValueError, RuntimeError, OSError, MemoryError, SafetensorError) as error:
+            text = str(error) or type(error).__name__
+            problems.append(text if text.startswith(str(file)) else f"{file}: {text}")
+    if shown:
+        write_bytes(out / "index.html", _page(shown, predictor).encode())
+        folders.insert(0, out / "index.html")
+    elif is_new:
+        out.rmdir()
+    if problems:
+        raise PictureError(problems, len(files), folders)
+    return folders
+
+
+class Shown(NamedTuple):
+    """What figures and the page show of one picture."""
+
+    name: str
+    tree: Tree
+    y: Tensor
+
+
+def _predict(predictor: TreePredictor, pixels: Tensor, folder: Path, file: str) -> Shown:
+    """Predict one picture's tree and write its folder."""
+    tree = predictor.predict(pixels).to("cpu")
+    y = predictor.measurement.observe(pixels.to(predictor.device)).cpu()
+    small = Shown(folder.name, _map_images(tree, _shrink), _shrink(y))
+    _write(folder, tree, small, {"picture": file, "model": predictor.name})
+    return small
+
+
+def make_folder(out: str | PathLike[str]) -> Path:
+    """The folder for a command's files, made if it is not there."""
+    try:
+        Path(out).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OSError(
+            f"cannot make the folder {out} ({error.strerror or error}): choose another --out"
+        ) from error
+    return Path(out)
+
+
+def _choose_folders(files: Sequence[str | PathLike[str]], out: Path) -> list[Path]:
+    """A folder for each file, named by its stem: new, or one that holds an earlier tree. On some
+    systems `A` and `a` are one name, and dots at the ends of names mean something else."""
+    folders: list[Path] = []
+    taken = {"index.html"}
+    for file in files:
+        stem = Path(file).stem.strip(". ") or "picture"
+        name, number = stem, 1
+        while name.lower() in taken or _is_foreign(out / name):
+            number += 1
+            name = f"{stem}-{number}"
+        taken.add(name.lower())
+        folders.append(out / name)
+    return folders
+
+
+def _is_foreign(folder: Path) -> bool:
+    return folder.exists() and not (folder / "tree.json").is_file()
+
+
+def _write(folder: Path, tree: Tree, small: Shown, facts: dict[str, str]) -> None:
+    """Fill a folder beside the final one, then put it in its place."""
+    part = folder.with_name(f".{folder.name}.part")
+    shutil.rmtree(part, ignore_errors=True)
+    try:
+        part.mkdir()
+        save_figure(small.tree, part / "tree.png", y=small.y)
+        tree.save(part / "tree.safetensors")
+        layout = {"branching": list(tree.branching), "size": list(tree.shape[1:])}
+        table = {"schema": SCHEMA, **facts, **layout, "nodes": _write_nodes(part, tree)}
+        (part / "tree.json").write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
+        if not folder.exists():
+            part.rename(folder)
+            return
+        for old in folder.glob("node_*.png"):
+            old.unlink()
+        for new in part.iterdir():
+            os.replace(new, folder / new.name)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+
+
+def _write_nodes(folder: Path, tree: Tree) -> list[dict]:
+    """Every node as a picture, clipped to [0, 1]; an absent one has none."""
+    nodes = []
+    for level, probs in enumerate(tree.probs):
+        absent = tree.is_absent(level)[0].tolist()
+        for node, path in enumerate(tree.paths(level)):
+            name = ".".join(map(str, path)) or "root"
+            image = None if absent[node] else f"node_{name}.png"
+            if image:
+                pixels = tree.images[level][0, node].clamp(0, 1).mul(255).round().byte().numpy()
+                pixels = pixels[0] if len(pixels) == 1 else pixels.transpose(1, 2, 0)
+                Image.fromarray(np.ascontiguousarray(pixels)).save(folder / image)
+            probability = probs[0, node].item()
+            nodes.append({"path": list(path), "probability": probability, "image": image})
+    return nodes
+
+
+def _page(shown: Sequence[Shown], predictor: TreePredictor) -> str:
+    """The explorer of all pictures; those of other sizes are fitted into one frame, on white."""
+    size = tuple(max(s.tree.shape[axis] for s in shown) for axis in (1, 2))
+    trees = [_map_images(s.tree, lambda images: _frame(images, size)) for s in shown]
+    levels = range(len(predictor.branching) + 1)
+    batch = Tree(
+        [torch.cat([tree.images[level] for tree in trees]) for level in levels],
+        [torch.cat([tree.log_probs[level] for tree in trees]) for level in levels],
+        predictor.branching,
+    )
+    card = {"name": predictor.name or "Posterior tree"}
+    card |= {k: f"{k} {predictor.about[k]}" for k in ("commit", "date") if k in predictor.about}
+    return page(
+        batch,
+        inputs=torch.cat([_frame(s.y, size) for s in shown]),
+        names=[s.name for s in shown],
+        model_card=card,
+    )
+
+
+def _map_images(tree: Tree, change: Callable[[Tensor], Tensor]) -> Tree:
+    return Tree([change(level) for level in tree.images], tree.log_probs, tree.branching)
+
+
+def _shrink(images: Tensor) -> Tensor:
+    zoom = SHOWN / max(images.shape[-2:])
+    return _zoom(images, zoom) if zoom < 1 else images
+
+
+def _frame(images: Tensor, size: Sequence[int]) -> Tensor:
+    """Images of `(h, w)` as large as they fit into `size`, in the middle of white."""
+    images = _zoom(images, min(w / h for w, h in zip(size, images.shape[-2:], strict=True)))
+    high, wide = (want - have for want, have in zip(size, images.shape[-2:], strict=True))
+    sides = (wide // 2, wide - wide // 2, high // 2, high - high // 2)
+    return F.pad(images, sides, value=1.0)
+
+
+def _zoom(images: Tensor, zoom: float) -> Tensor:
+    if zoom == 1:
+        return images
+    size = [max(1, round(side * zoom)) for side in images.shape[-2:]]
+    mode = "area" if zoom < 1 else "nearest"
+    return F.interpolate(images.flatten(0, -4), size=size, mode=mode).unflatten(
+        0, images.shape[:-3]
+    )

@@ -1,0 +1,250 @@
+r"""The paper's toy example, measured: is the tree of a network the tree of the posterior?
+
+A network sees pairs $(x, y = x + \sigma n)$ of the 2-D mixture, one posterior sample for each $y$,
+and learns trees of branching 2 and depth 2. Here the posterior is known, so every claim can be
+checked, over 200 random $y$:
+
+* the root is the posterior mean: root-mean-square error per coordinate;
+* the nodes are as good as clusters: expected distortion $\mathbb E \lVert x - x_{n(x)} \rVert^2$ of
+  the greedy path at each level, relative to hierarchical K-means on 10,000 posterior samples;
+* the probabilities are masses: $\mathrm{KL}(q \,\|\, \alpha) = \sum_n q_n \ln (q_n / \alpha_n)$,
+  where $q_n$ is the true posterior mass of the cell in which $x$ descends to node $n$.
+
+Distortions are means over coordinates, on samples that neither tree has seen; masses are shares of
+these samples. Numbers are medians over seeds.
+"""
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+import torch
+from jaxtyping import Float
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from torch import Tensor
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+from posterior_trees.baselines.cluster import hierarchical_kmeans
+from posterior_trees.loss import epsilon_at, objective
+from posterior_trees.networks.mlp import TreeMLP
+from posterior_trees.toys import GaussianMixture
+from posterior_trees.tree import Tree, grow
+
+BRANCHING, DEPTH = 2, 2
+STEPS, BATCH, LEARNING_RATE = 3000, 256, 2e-3
+GAIN = 2.0
+WARM_UP, EPSILON_START, EPSILON_SCALE, AVERAGED = 0.02, 0.02, 0.015, 0.15
+"""Lengths of the phases of training, as fractions of its steps."""
+BETA = {"cross_entropy": 0.4, "paper": 0.0}
+TEST_POINTS, CLUSTERED_SAMPLES, UNSEEN_SAMPLES, TEST_SEED = 200, 10_000, 20_000, 2024
+FILES = "metrics.json", "toy.png", "toy_more.png"
+LIMITS = {"root_rmse": 0.05, "distortion_1": 1.03, "distortion_2": 1.10, "kl_2": 0.01}
+LABELS = {
+    "root_rmse": "root against the posterior mean, RMSE per coordinate",
+    "distortion_1": "distortion at d=1, relative to hierarchical K-means",
+    "distortion_2": "distortion at d=2, relative to hierarchical K-means",
+    "kl_1": "KL of the probabilities at d=1, nats",
+    "kl_2": "KL of the probabilities at d=2, nats",
+}
+
+
+def run(
+    out: Path,
+    *,
+    sigma: float = 2.0,
+    steps: int = STEPS,
+    seeds: int = 3,
+    probability: str = "cross_entropy",
+    progress: bool = True,
+) -> dict:
+    """Train, measure, print, and write `metrics.json`, `toy.png` and `toy_more.png` to `out`."""
+    from posterior_trees import toy_figure
+
+    _check(sigma, steps, seeds, probability)
+    out.mkdir(parents=True, exist_ok=True)
+    mixture = GaussianMixture()
+    start = time.perf_counter()
+    with _watch(steps * seeds, progress) as tick:
+        networks = [train(mixture, sigma, steps, s, probability, tick) for s in range(seeds)]
+    seconds = time.perf_counter() - start
+    exam = Exam.draw(mixture, sigma)
+    per_seed = [exam.grade(network) for network in networks]
+    medians = {name: median(grades[name] for grades in per_seed) for name in LABELS}
+    metrics = {
+        "schema": 1,
+        "sigma": sigma,
+        "steps": steps,
+        "batch": BATCH,
+        "probability": probability,
+        "test_points": len(exam.y),
+        "training_seconds": round(seconds, 1),
+        "median": medians,
+        "per_seed": per_seed,
+        "limits": LIMITS,
+        "passed": {name: medians[name] <= limit for name, limit in LIMITS.items()},
+    }
+    (out / "metrics.json").write_text(json.dumps(metrics, indent=2) + "\n")
+    toy_figure.save(out, mixture, sigma, networks[0])
+    if progress:
+        _report(metrics, out)
+    return metrics
+
+
+def train(
+    mixture: GaussianMixture,
+    sigma: float,
+    steps: int,
+    seed: int,
+    probability: str = "cross_entropy",
+    tick: Callable[[], object] = lambda: None,
+) -> TreeMLP:
+    """One network, from fresh pairs (x, y), with Adam and a learning rate that falls to zero.
+
+    Choice: the weights are averaged at the end, and ε falls early, within a tenth of the training:
+    leaves that part late have no time left to sharpen the jumps between neighbouring trees.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    network = build(mixture, sigma, seed)
+    optimizer = torch.optim.Adam(network.parameters(), LEARNING_RATE, betas=(0.9, 0.99))
+    window = max(1.0, AVERAGED * steps)
+    average = AveragedModel(network, multi_avg_fn=get_ema_multi_avg_fn(1 - 1 / window))
+    for step in range(steps):
+        done = step / steps
+        optimizer.param_groups[0]["lr"] = LEARNING_RATE * min((step + 1) / (WARM_UP * steps), 1 - done)
+        x = mixture.sample(BATCH, generator)
+        y = x + sigma * torch.randn(x.shape, generator=generator)
+        parts = objective(predict(network, y), x, epsilon_at(done, EPSILON_START, EPSILON_SCALE))
+        optimizer.zero_grad()
+        parts.total(BETA[probability], parts.root.mean()).mean().backward()
+        optimizer.step()
+        if done >= 0.5 or step == steps - 1:
+            average.update_parameters(network)
+        tick()
+    network.load_state_dict(average.module.state_dict())
+    return network
+
+
+def build(mixture: GaussianMixture, sigma: float, seed: int) -> TreeMLP:
+    """The paper's toy network, standardised for the measurements of this mixture."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        variance = mixture.std().square().mean() + sigma**2
+        return TreeMLP(
+            BRANCHING**DEPTH,
+            mixture.dim,
+            center=mixture.mean().float(),
+            scale=variance.sqrt().item(),
+            gain=GAIN,
+        )
+
+
+def predict(network: TreeMLP, y: Float[Tensor, "b d"]) -> Tree:
+    leaves = network(y)
+    return grow(leaves.images, leaves.log_probs, BRANCHING)
+
+
+@dataclass(frozen=True)
+class Exam:
+    """Measurements whose posteriors are known, and what to compare a tree of them with."""
+
+    y: Float[Tensor, "b d"]
+    mean: Float[Tensor, "b d"]
+    unseen: Float[Tensor, "b s d"]
+    clustered: Tree
+
+    @classmethod
+    def draw(cls, mixture: GaussianMixture, sigma: float, count: int = TEST_POINTS) -> "Exam":
+        generator = torch.Generator().manual_seed(TEST_SEED)
+        x = mixture.sample(count, generator)
+        y = x + sigma * torch.randn(x.shape, generator=generator)
+        samples = mixture.sample_posterior(y, sigma, CLUSTERED_SAMPLES, generator)
+        return cls(
+            y=y,
+            mean=mixture.posterior_mean(y, sigma),
+            unseen=mixture.sample_posterior(y, sigma, UNSEEN_SAMPLES, generator),
+            clustered=hierarchical_kmeans(samples, BRANCHING, DEPTH, generator=generator),
+        )
+
+    @torch.no_grad()
+    def grade(self, network: TreeMLP) -> dict[str, float]:
+        """All numbers of one network."""
+        return self.compare(predict(network, self.y))
+
+    def compare(self, tree: Tree) -> dict[str, float]:
+        """All numbers of the trees of `y`, whatever made them."""
+        errors, masses = score(tree, self.unseen)
+        reference, _ = score(self.clustered, self.unseen)
+        relative = (errors.mean(dim=0) / reference.mean(dim=0)).tolist()
+        grades = {"root_rmse": (tree.root - self.mean).square().mean().sqrt().item()}
+        for level in range(1, DEPTH + 1):
+            q, log_probs = masses[level], tree.log_probs[level]
+            divergence = torch.where(q > 0, q * (q.log() - log_probs), 0.0).sum(dim=1)
+            grades[f"distortion_{level}"] = relative[level]
+            grades[f"kl_{level}"] = divergence.mean().item()
+        return grades
+
+
+def score(
+    tree: Tree, samples: Float[Tensor, "b s d"]
+) -> tuple[Float[Tensor, "b levels"], list[Float[Tensor, "b _"]]]:
+    """Expected distortion of each level, and the share of the samples that reach each node."""
+    distortions, masses = [], [torch.zeros_like(level) for level in tree.log_probs]
+    for i, points in enumerate(samples):
+        many = tree[torch.full((len(points),), i, device=points.device)]
+        errors = many.errors(points)
+        path = many.follow(many.winners(errors))
+        levels = [e.gather(1, path[:, n : n + 1]).mean() for n, e in enumerate(errors)]
+        distortions.append(torch.stack(levels))
+        for level, nodes in enumerate(masses):
+            nodes[i] = path[:, level].bincount(minlength=nodes.shape[1]) / len(points)
+    return torch.stack(distortions), masses
+
+
+def _check(sigma: float, steps: int, seeds: int, probability: str) -> None:
+    if probability not in BETA:
+        raise ValueError(f"probability is {probability!r}; choose one of {', '.join(BETA)}")
+    if steps < 1 or seeds < 1:
+        raise ValueError(f"steps is {steps} and seeds is {seeds}; both must be at least 1")
+    if not sigma > 0:
+        raise ValueError(f"sigma is {sigma}; the noise needs a positive standard deviation")
+
+
+@contextmanager
+def _watch(total: int, is_shown: bool) -> Iterator[Callable[[], None]]:
+    """A function to call after every step: it moves a bar, or prints a line at every tenth."""
+    console = Console(quiet=not is_shown)
+    columns = TextColumn("training"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    bar = Progress(*columns, console=console, disable=not console.is_terminal, transient=True)
+    task, done = bar.add_task("training", total=total), 0
+
+    def tick() -> None:
+        nonlocal done
+        done += 1
+        bar.advance(task)
+        if not console.is_terminal and 10 * done // total > 10 * (done - 1) // total:
+            console.print(f"training: {done} of {total} steps")
+
+    with bar:
+        yield tick
+
+
+def _report(metrics: dict, out: Path) -> None:
+    console = Console(highlight=False)
+    seeds = len(metrics["per_seed"])
+    title = f"{metrics['test_points']} measurements, σ = {metrics['sigma']:g}, {seeds} seeds"
+    table = Table("", "median", "seeds", "limit", "", title=title)
+    for name, label in LABELS.items():
+        values = "  ".join(f"{grades[name]:.4f}" for grades in metrics["per_seed"])
+        limit = f"≤ {LIMITS[name]:g}" if name in LIMITS else ""
+        verdict = {True: "[green]pass", False: "[red]fail", None: ""}[metrics["passed"].get(name)]
+        table.add_row(label, f"{metrics['median'][name]:.4f}", values, limit, verdict)
+    console.print(table)
+    steps = f"{seeds} × {metrics['steps']} steps of {metrics['batch']} pairs"
+    console.print(f"trained {steps} in {metrics['training_seconds']} s")
+    console.print(f"wrote {', '.join(str(out / name) for name in FILES)}")

@@ -1,0 +1,144 @@
+"""Checkpoints: a model comes back as it was, and what is not a model says so."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from posterior_trees import checkpoint, load, store
+from posterior_trees.build import build_predictor
+from posterior_trees.checkpoint import ModelError, find_model, load_recipe, save_model
+from posterior_trees.recipe import write_recipe
+
+
+@pytest.fixture
+def model(tmp_path, recipe):
+    """A predictor with random weights, its recipe, and the file they are saved in."""
+    torch.manual_seed(1)
+    chosen = recipe("tree.depth=2")
+    predictor = build_predictor(chosen).eval()
+    torch.nn.init.normal_(predictor.network.head.layers[-1].weight)
+    file = tmp_path / "best.safetensors"
+    save_model(file, predictor, chosen, about={"note": "a test"})
+    return predictor, chosen, file
+
+
+def y_for(predictor) -> torch.Tensor:
+    return predictor.measure(torch.rand(3, 1, 8, 8, generator=torch.Generator().manual_seed(0)))
+
+
+def test_a_model_comes_back_bit_for_bit(model):
+    predictor, chosen, file = model
+    loaded = load(file, device="cpu")
+    assert load_recipe(file) == chosen
+    assert loaded.about == {"note": "a test"}
+    assert loaded.name == chosen.task
+    assert loaded.branching == (2, 2)
+    weights = predictor.network.state_dict()
+    assert weights.keys() == loaded.network.state_dict().keys()
+    assert all(torch.equal(v, weights[k]) for k, v in loaded.network.state_dict().items())
+    y = y_for(predictor)
+    assert torch.equal(loaded(y).leaves, predictor(y).leaves)
+    assert torch.equal(loaded(y).log_probs[-1], predictor(y).log_probs[-1])
+
+
+def test_a_loaded_model_is_ready_for_inference(model):
+    loaded = load(model[2], device="cpu")
+    assert not loaded.training
+    assert not any(p.requires_grad for p in loaded.parameters())
+    assert not loaded(y_for(loaded)).root.requires_grad
+
+
+def test_bf16_halves_the_file_and_is_used_in_float32(model, tmp_path):
+    predictor, chosen, file = model
+    save_model(tmp_path / "small", predictor, chosen, dtype=torch.bfloat16)
+    facts = len(json.dumps(store.read_facts(file)))
+    assert (tmp_path / "small").stat().st_size < 0.62 * (file.stat().st_size - facts) + facts
+    loaded = load(tmp_path / "small", device="cpu")
+    assert loaded.dtype == torch.float32
+    for name, weight in predictor.network.state_dict().items():
+        assert torch.equal(loaded.network.state_dict()[name], weight.bfloat16().float())
+    assert load(tmp_path / "small", device="cpu", dtype=torch.bfloat16).dtype == torch.bfloat16
+    assert load(file, device="cpu", dtype=torch.float64)(y_for(predictor)).root.dtype == torch.float64
+
+
+def test_batch_norm_counters_survive_bf16(tmp_path, recipe):
+    chosen = recipe("network.head_norm=batch")
+    predictor = build_predictor(chosen)
+    predictor(y_for(predictor))  # training mode: the running statistics move
+    save_model(tmp_path / "m", predictor, chosen, dtype=torch.bfloat16)
+    loaded = load(tmp_path / "m", device="cpu").network.state_dict()
+    counters = [k for k in loaded if k.endswith("num_batches_tracked")]
+    assert [loaded[k].item() for k in counters] == [1, 1]
+
+
+def test_a_run_folder_is_a_model(model):
+    _, chosen, file = model
+    assert find_model(file.parent) == file
+    assert load_recipe(file.parent) == chosen
+
+
+def test_a_folder_without_a_model_is_named(tmp_path):
+    with pytest.raises(ModelError, match=r"holds no best\.safetensors; has its run saved once"):
+        load(tmp_path)
+
+
+def test_a_missing_name_lists_the_shipped_models():
+    with pytest.raises(ModelError, match=r"no model 'digit'.*shipped models \(digits\)"):
+        load("digit")
+
+
+def test_a_shipped_name_is_found_beside_a_folder_of_that_name(tmp_path, monkeypatch):
+    (tmp_path / "digits").mkdir()  # of data, say
+    monkeypatch.chdir(tmp_path)
+    found = find_model("digits")
+    assert found.name == "digits.safetensors"
+    assert found.parent == Path(checkpoint.__file__).parent / "assets"
+
+
+@pytest.mark.parametrize("keep", [0, 30, 2000, -1])
+def test_a_corrupt_checkpoint_is_named(model, keep):
+    file = model[2]
+    file.write_bytes(file.read_bytes()[:keep])
+    with pytest.raises(ModelError, match=re.escape(str(file)) + " is damaged"):
+        load(file)
+    with pytest.raises(ModelError, match="is damaged"):
+        load_recipe(file)
+
+
+def test_a_checkpoint_of_another_layout_names_the_first_difference(model, recipe):
+    predictor, _, file = model
+    save_model(file, predictor, recipe("tree.branching=3", "tree.depth=2"))
+    with pytest.raises(ModelError, match=r"another layout than its recipe: \d+ weights differ, first"):
+        load(file)
+    save_model(file, predictor, recipe("tree.depth=2", "network.head_norm=batch"))
+    with pytest.raises(ModelError, match=r"is missing, expected"):
+        load(file)
+
+
+@pytest.mark.parametrize("facts", [{"state": {"step": 3}}, {"tree": 1, "branching": [2]}])
+def test_a_state_or_a_tree_is_not_a_model(tmp_path, facts):
+    store.write(tmp_path / "f", {"x": torch.zeros(1)}, facts)
+    for open_model in (load, load_recipe):
+        with pytest.raises(ModelError, match="holds a run's state or a tree, not a model"):
+            open_model(tmp_path / "f")
+
+
+def test_a_newer_schema_asks_for_an_upgrade(model):
+    predictor, chosen, file = model
+    facts = {"model": checkpoint.SCHEMA + 1, "recipe": write_recipe(chosen), "about": {}}
+    store.write(file, predictor.network.state_dict(), facts)
+    with pytest.raises(ModelError, match=r"model schema 2, this version reads up to 1: upgrade"):
+        load(file)
+
+
+def test_errors_are_value_errors_so_the_command_line_explains_them():
+    assert issubclass(ModelError, ValueError)
+
+
+def test_provenance_says_when_and_with_which_code():
+    about = checkpoint.provenance()
+    assert set(about) == {"version", "commit", "date", "device", "torch"}
+    assert all(about.values())

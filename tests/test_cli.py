@@ -1,0 +1,335 @@
+"""The command line: exit codes 0, 1 and 2, and never a traceback for a user's mistake."""
+
+import gzip
+import json
+import os
+import re
+import struct
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from posterior_trees import cli, store
+from posterior_trees.build import build_predictor
+from posterior_trees.checkpoint import save_model
+from posterior_trees.recipe import parse_recipe, read_recipe
+
+RECIPE = 'task = "digits_inpaint"\n[tree]\nbranching = 2\n[network]\nc_init = 1\n'
+COMMANDS = ("demo", "train", "evaluate", "predict", "figure", "toy", "data")
+
+
+class Outcome(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def ptrees(capsys, monkeypatch):
+    """Run a command in this process, as a user without settings."""
+    monkeypatch.delenv("PTREES_DATA", raising=False)
+    monkeypatch.delenv("PTREES_DEBUG", raising=False)
+
+    def run(*words: object) -> Outcome:
+        code = 0
+        try:
+            cli.main([str(word) for word in words])
+        except SystemExit as stop:
+            code = stop.code if isinstance(stop.code, int) else 1
+        return Outcome(code, *capsys.readouterr())
+
+    return run
+
+
+def write_idx(file: Path, count: int) -> None:
+    """Digits of a kind: a bright bar on black, somewhere."""
+    images = np.zeros((count, 28, 28), np.uint8)
+    for i, image in enumerate(images):
+        image[4:24, 3 + i % 20 : 6 + i % 20] = 255
+    header = struct.pack(">4B3I", 0, 0, 8, 3, count, 28, 28)
+    file.write_bytes(gzip.compress(header + images.tobytes()))
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory) -> Path:
+    """A folder with a tiny model, tiny data, a recipe and pictures, good and bad."""
+    folder = tmp_path_factory.mktemp("cli")
+    recipe = parse_recipe(RECIPE)
+    torch.manual_seed(0)
+    about = {"input_brightness": [0.35, 0.45]}
+    save_model(folder / "model.safetensors", build_predictor(recipe), recipe, about)
+    (folder / "recipe.toml").write_text(RECIPE)
+    (folder / "data" / "mnist").mkdir(parents=True)
+    write_idx(folder / "data" / "mnist" / "train-images-idx3-ubyte.gz", 40)
+    write_idx(folder / "data" / "mnist" / "t10k-images-idx3-ubyte.gz", 12)
+    Image.fromarray(np.zeros((28, 28), np.uint8)).save(folder / "dark.png")
+    Image.fromarray(np.full((28, 28), 255, np.uint8)).save(folder / "light.png")
+    Image.fromarray(np.zeros((50, 40, 3), np.uint8)).save(folder / "large.jpg")
+    (folder / "text.png").write_text("no picture")
+    (folder / "empty").mkdir()
+    (folder / "cut.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:5000])
+    (folder / "typo.toml").write_text(RECIPE + "[training]\nepoch = 3\n")
+    (folder / "broken.toml").write_text("task = ")
+    store.write(folder / "state.safetensors", {"a": torch.zeros(1)}, {"state": {}})
+    (folder / "tampered.safetensors").write_bytes(b"")
+    other = parse_recipe(RECIPE.replace("c_init = 1", "c_init = 2"))
+    save_model(folder / "other_layout.safetensors", build_predictor(recipe), other)
+    return folder
+
+
+# ---- wrong usage ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [],
+        ["fly"],
+        ["train"],
+        ["train", "recipe.toml"],
+        ["evaluate"],
+        ["evaluate", "digits", "--split", "dev"],
+        ["evaluate", "digits", "--limit", "many"],
+        ["predict", "digits", "--out", "x"],
+        ["predict", "digits", "a.png"],
+        ["figure", "digits"],
+        ["demo", "--fast"],
+    ],
+    ids=" ".join,
+)
+def test_wrong_usage_ends_with_two_and_the_usage(ptrees, words: list[str]) -> None:
+    code, _, err = ptrees(*words)
+    assert code == 2
+    assert err.startswith("usage: ptrees")
+
+
+def test_help_and_version_end_with_zero(ptrees) -> None:
+    code, out, _ = ptrees("--help")
+    assert code == 0
+    assert all(command in out for command in COMMANDS)
+    for command in COMMANDS:
+        assert ptrees(command, "--help").code == 0
+    code, out, _ = ptrees("--version")
+    assert (code, out.split()[0]) == (0, "posterior-trees")
+
+
+# ---- mistakes ------------------------------------------------------------------------------------
+
+
+MISTAKES = {
+    "missing model": (["evaluate", "nothing", "--data", "data"], "no model 'nothing'.*digits"),
+    "missing model to predict": (["predict", "nothing", "dark.png", "--out", "o"], "no model"),
+    "missing model to draw": (["figure", "no", "--data", "data", "--out", "f.png"], "no model"),
+    "corrupt model": (["evaluate", "cut.safetensors", "--data", "data"], "cut.*is damaged"),
+    "empty model": (["evaluate", "tampered.safetensors", "--data", "data"], "is damaged"),
+    "state as model": (["evaluate", "state.safetensors", "--data", "data"], "state.safetensors"),
+    "other layout": (["evaluate", "other_layout.safetensors", "--data", "data"], "another layout"),
+    "picture as model": (["predict", "dark.png", "dark.png", "--out", "o"], "dark.png is damaged"),
+    "run without weights": (["evaluate", "empty", "--data", "data"], "no best.safetensors"),
+    "no data named": (["evaluate", "model.safetensors"], "--data DIR or set PTREES_DATA"),
+    "no data folder": (["evaluate", "model.safetensors", "--data", "none"], "none does not exist"),
+    "missing set": (["evaluate", "model.safetensors", "--data", "empty"], "'mnist' is not in"),
+    "limit of zero": (
+        ["evaluate", "model.safetensors", "--data", "data", "--limit", "0"],
+        "--limit is 0; it must be at least 1",
+    ),
+    "negative limit": (
+        ["evaluate", "model.safetensors", "--data", "data", "--limit", "-3"],
+        "--limit is -3; it must be at least 1",
+    ),
+    "missing recipe": (["train", "none.toml", "--out", "run"], "no recipe none.toml"),
+    "unknown recipe key": (
+        ["train", "typo.toml", "--out", "run"],
+        "'training.epoch'; did you mean",
+    ),
+    "broken recipe": (["train", "broken.toml", "--out", "run"], "broken.toml is not valid TOML"),
+    "set without value": (
+        ["train", "recipe.toml", "--out", "run", "--set", "seed"],
+        "'seed': write it as key.sub=value",
+    ),
+    "set of unknown key": (
+        ["train", "recipe.toml", "--out", "run", "--set", "tree.dept=1"],
+        "'tree.dept'; did you mean 'tree.depth'",
+    ),
+    "set of wrong type": (
+        ["train", "recipe.toml", "--out", "run", "--set", "tree.depth=two"],
+        "tree.depth is 'two'; it must be int",
+    ),
+    "set of wrong value": (
+        ["train", "recipe.toml", "--out", "run", "--set", "tree.branching=1"],
+        "tree.branching is 1; it must be at least 2",
+    ),
+    "training without data": (["train", "recipe.toml", "--out", "run"], "--data DIR"),
+    "training without the set": (
+        ["train", "recipe.toml", "--out", "run", "--data", "empty"],
+        "'mnist' is not in",
+    ),
+    "unreadable picture": (
+        ["predict", "model.safetensors", "text.png", "--out", "o"],
+        "1 of 1 pictures.*text.png is truncated or not an image",
+    ),
+    "missing picture": (
+        ["predict", "model.safetensors", "none.png", "--out", "o"],
+        "none.png does not exist",
+    ),
+    "large picture": (
+        ["predict", "model.safetensors", "large.jpg", "--out", "o"],
+        "large.jpg is 50×40.* 28×28.*--resize",
+    ),
+    "out is a file": (
+        ["predict", "model.safetensors", "dark.png", "--out", "text.png"],
+        "cannot make the folder text.png",
+    ),
+    "demo into a file": (["demo", "--out", "text.png"], "cannot make the folder text.png"),
+    "figure of no images": (
+        ["figure", "model.safetensors", "--data", "data", "--out", "f.png", "--count", "0"],
+        "--count is 0; it must be at least 1",
+    ),
+    "figure of an image that is not there": (
+        ["figure", "model.safetensors", "--data", "data", "--out", "f.png", "--images", "12"],
+        "image 12 is not among 0…11",
+    ),
+    "figure of a strange kind": (
+        ["figure", "model.safetensors", "--data", "data", "--out", "f.gif"],
+        "f.gif.*.png, .svg, .pdf",
+    ),
+    "figure into no folder": (
+        ["figure", "model.safetensors", "--data", "data", "--count", "1", "--out", "no/f.png"],
+        "a folder that exists",
+    ),
+    "numbers into no folder": (
+        ["evaluate", "model.safetensors", "--data", "data", "--limit", "2", "--json", "no/f.json"],
+        "could not write no",
+    ),
+    "no such download": (["data", "--data", "empty", "--download", "faces"], "only 'mnist' can"),
+}
+
+
+@pytest.mark.parametrize(("words", "message"), MISTAKES.values(), ids=MISTAKES)
+def test_a_mistake_ends_with_one_and_a_message(
+    ptrees, place: Path, monkeypatch, words: list[str], message: str
+) -> None:
+    monkeypatch.chdir(place)
+    before = {path.name for path in place.iterdir()}
+    outcome = ptrees(*words)
+    assert outcome.code == 1
+    text = " ".join(outcome.err.split())
+    assert text.startswith(f"ptrees {words[0]}: "), text
+    assert re.search(message, text), text
+    assert "Traceback" not in text
+    if words[0] != "train":
+        assert {path.name for path in place.iterdir()} == before
+
+
+def test_debug_shows_the_traceback(ptrees, monkeypatch) -> None:
+    monkeypatch.setenv("PTREES_DEBUG", "1")
+    with pytest.raises(ValueError, match="no model"):
+        cli.main(["evaluate", "nothing", "--data", "."])
+
+
+def test_as_a_program_a_mistake_ends_with_one_and_no_traceback(tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "posterior_trees", "train", "none.toml", "--out", "run"]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, env=os.environ)
+    assert done.returncode == 1
+    assert done.stderr.startswith("ptrees train: there is no recipe none.toml")
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+# ---- what each command does ----------------------------------------------------------------------
+
+
+def test_a_dry_run_prints_a_recipe_that_parses_back(ptrees, place: Path, tmp_path: Path) -> None:
+    recipe, out = place / "recipe.toml", tmp_path / "run"
+    changes = ["tree.depth=1", "optimizer.lr=0.5", 'data.augment=["affine"]', "data.name=my set"]
+    options = [word for change in changes for word in ("--set", change)]
+    code, text, err = ptrees("train", recipe, "--out", out, "--dry-run", *options)
+    assert (code, err) == (0, "")
+    parsed = parse_recipe(text)
+    assert parsed == read_recipe(recipe, changes)
+    assert (parsed.tree.depth, parsed.optimizer.lr) == (1, 0.5)
+    assert (parsed.data.augment, parsed.data.name) == (("affine",), "my set")
+    assert not out.exists()
+
+
+def test_the_json_of_evaluate_has_exactly_the_documented_keys(ptrees, place, tmp_path) -> None:
+    model, file = place / "model.safetensors", tmp_path / "numbers.json"
+    code, out, _ = ptrees("evaluate", model, "--data", place / "data", "--json", file)
+    assert code == 0
+    assert "psnr_hole" in out
+    table = json.loads(file.read_text())
+    assert set(table) == {
+        *("schema", "model", "task", "split", "n", "branching", "clip", "psnr", "psnr_hole"),
+        *("hole_pixels", "nll", "entropy", "leaves", "seconds_per_image", "nfe"),
+    }
+    assert (table["schema"], table["task"], table["split"]) == (1, "digits_inpaint", "test")
+    assert (table["n"], table["branching"], table["clip"]) == (12, [2, 2], False)
+    assert (table["hole_pixels"], table["nfe"], table["model"]) == (560, 1, str(model))
+    assert table["seconds_per_image"] > 0
+    for name in ("psnr", "psnr_hole", "nll", "entropy"):
+        assert [row["depth"] for row in table[name]] == [0, 1, 2]
+        for row in table[name]:
+            assert set(row) == {"depth", "mean", "std", "low", "high"}
+            assert row["low"] <= row["mean"] <= row["high"]
+    assert table["nll"][0]["mean"] == 0
+    assert len(table["leaves"]) == 4
+    for leaf in table["leaves"]:
+        assert set(leaf) == {"frequency", "probability", "psnr", "root_psnr"}
+    for name in ("frequency", "probability"):
+        assert sum(leaf[name] for leaf in table["leaves"]) == pytest.approx(1, abs=1e-5)
+
+
+def test_evaluate_takes_a_run_folder_a_split_and_a_limit(ptrees, place, tmp_path) -> None:
+    (tmp_path / "run").mkdir()
+    weights = (place / "model.safetensors").read_bytes()
+    (tmp_path / "run" / "best.safetensors").write_bytes(weights)
+    file = tmp_path / "numbers.json"
+    words = ["evaluate", tmp_path / "run", "--data", place / "data", "--json", file]
+    assert ptrees(*words, "--split", "train", "--limit", "5").code == 0
+    table = json.loads(file.read_text())
+    assert (table["split"], table["n"]) == ("train", 5)
+
+
+def test_the_data_folder_may_come_from_the_environment(ptrees, place, monkeypatch) -> None:
+    monkeypatch.setenv("PTREES_DATA", str(place / "data"))
+    assert ptrees("evaluate", place / "model.safetensors", "--limit", "2").code == 0
+
+
+def test_predict_names_what_it_wrote_and_warns_of_a_misfit(ptrees, place, tmp_path) -> None:
+    model, out = place / "model.safetensors", tmp_path / "out"
+    pictures = [place / name for name in ("dark.png", "light.png", "text.png", "large.jpg")]
+    code, text, err = ptrees("predict", model, *pictures, "--out", out, "--resize")
+    assert code == 1
+    assert text.split("\n")[:-1] == [
+        str(out / name) for name in ("index.html", "dark", "light", "large")
+    ]
+    assert "light.png: the picture may not fit" in err
+    assert "try --invert" in err
+    assert "dark.png" not in err
+    assert "1 of 4 pictures could not be predicted" in err
+    code, _, err = ptrees("predict", model, place / "light.png", "--out", out, "--invert")
+    assert (code, err) == (0, "")
+
+
+def test_figure_draws_the_images_that_are_asked_for(ptrees, place, tmp_path) -> None:
+    words = ["figure", place / "model.safetensors", "--data", place / "data"]
+    for name, options in (("a.png", ["--count", 2]), ("b.svg", ["--images", 3, 5, 7])):
+        code, out, _ = ptrees(*words, "--out", tmp_path / name, *options)
+        assert (code, out.strip()) == (0, str(tmp_path / name))
+        assert (tmp_path / name).stat().st_size > 1000
+    assert (tmp_path / "b.svg").read_text().count("MMSE") == 3
+
+
+def test_data_lists_the_sets_and_survives_an_empty_or_missing_folder(ptrees, place) -> None:
+    for name, state in (("data", "found"), ("empty", "missing"), ("none", "missing")):
+        code, out, err = ptrees("data", "--data", place / name)
+        assert (code, err) == (0, "")
+        row = next(line for line in out.splitlines() if "mnist" in line and "│" in line)
+        assert state in row
+        assert all(known in out for known in ("faces256", "cats256", "shoes128", "cells"))

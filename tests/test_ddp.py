@@ -1,0 +1,137 @@
+"""Two processes train the model of one: the same weights to rounding, the same balancer."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+from torch import Tensor
+
+from posterior_trees import store
+from posterior_trees.build import build_predictor
+from posterior_trees.run import Run, RunError, read_log
+from posterior_trees.train import Trainer, fit
+
+needs_gloo = pytest.mark.skipif(
+    not (torch.distributed.is_available() and torch.distributed.is_gloo_available()),
+    reason="this torch was built without gloo",
+)
+
+CHANGES = (
+    "tree.depth=2",
+    "measurement.kind=denoise",
+    "measurement.sigma=0.2",
+    'data.augment=["flip", "affine"]',
+    "optimizer.lr=0.01",
+    "optimizer.head_lr=0.01",
+    "optimizer.clip=0.5",
+    "optimizer.patience=0",
+    "balancer.is_on=true",
+    "balancer.start=1",
+    "training.ema=0.5",
+    "training.epochs=4",
+)
+"""Noise, augmentation, clipping, plateau, balancer and average: whatever processes must share."""
+
+
+def train_on_two(launcher: list[str], folder: Path, run: Path) -> str:
+    command = [sys.executable, *launcher, "-m", "posterior_trees", "train"]
+    command += [str(folder / "blobs.toml"), "--data", str(folder), "--out", str(run)]
+    command += ["--accelerator", "cpu", "--devices", "2"]
+    command += [part for change in CHANGES for part in ("--set", change)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=240, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stderr
+
+
+def assert_close_runs(found: Path, expected: Path) -> None:
+    (one, facts), (other, other_facts) = (
+        store.read(run / "state.safetensors") for run in (found, expected)
+    )
+    assert one.keys() == other.keys()
+    assert facts["state"]["step"] == other_facts["state"]["step"] == 12
+    weights = [name for name in one if name.startswith(("network/", "average/"))]
+    assert len(weights) > 80
+    for name in weights:
+        torch.testing.assert_close(one[name], other[name], rtol=1e-4, atol=1e-5, msg=name)
+    counts = [name for name in one if name.startswith("balancer/")]
+    assert {"balancer/conditional", "balancer/totals", "balancer/in_force"} <= set(counts)
+    for name in counts:
+        torch.testing.assert_close(one[name], other[name], rtol=1e-9, atol=1e-12, msg=name)
+    assert facts["state"]["schedule"]["plateau"] == other_facts["state"]["schedule"]["plateau"]
+    logs = [read_log(run / "log.jsonl") for run in (found, expected)]
+    for line, other_line in zip(*logs, strict=True):
+        for key in ("squared", "root_mse", "nll", "entropy", "val_loss", "lr"):
+            assert line[key] == pytest.approx(other_line[key], rel=1e-4), key
+        assert line["leaf_usage"] == other_line["leaf_usage"]
+
+
+@needs_gloo
+def test_torchrun_with_two_processes_trains_the_model_of_one(tmp_path, recipe, blob_folder):
+    fit(recipe(*CHANGES), tmp_path / "one", data=blob_folder, accelerator="cpu")
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    train_on_two(launcher, blob_folder, tmp_path / "two")
+    assert_close_runs(tmp_path / "two", tmp_path / "one")
+
+
+@needs_gloo
+def test_a_run_of_one_process_goes_on_with_two(tmp_path, recipe, blob_folder):
+    """Without torchrun: `--devices 2` starts the second process itself."""
+    whole = recipe(*CHANGES)
+    fit(whole, tmp_path / "one", data=blob_folder, accelerator="cpu")
+
+    class StoppedError(Exception):
+        pass
+
+    def watch(steps: Iterator[int], first: int, total: int) -> Iterator[int]:
+        for step in steps:
+            yield step
+            if step == 6:
+                raise StoppedError
+
+    part = recipe(*CHANGES, "training.save_seconds=0")
+    with pytest.raises(StoppedError):
+        fit(part, tmp_path / "two", data=blob_folder, accelerator="cpu", watch=watch)
+    train_on_two([], blob_folder, tmp_path / "two")
+    assert_close_runs(tmp_path / "two", tmp_path / "one")
+
+
+def fabric_of(rank: int, processes: int) -> Any:
+    """What a trainer asks of Fabric before it sets anything up."""
+    return SimpleNamespace(
+        device=torch.device("cpu"), global_rank=rank, world_size=processes, is_global_zero=rank == 0
+    )
+
+
+def test_a_batch_that_cannot_be_shared_is_refused(tmp_path, recipe, blobs):
+    chosen = recipe("training.batch_size=7")
+    with pytest.raises(RunError, match=r"batch of 7 cannot be shared equally by 2 processes"):
+        Trainer(chosen, build_predictor(chosen), blobs(16), None, fabric_of(0, 2), Run(tmp_path, chosen))
+
+
+@pytest.mark.parametrize("processes", [2, 4])
+def test_randomness_does_not_depend_on_the_number_of_processes(tmp_path, recipe, blobs, processes):
+    """Each image gets the window, flip and noise of its place in the whole batch."""
+    chosen = recipe(*CHANGES[1:3], "data.patch=6", 'data.augment=["affine", "symmetries"]')
+    trainer = object.__new__(Trainer)
+    trainer.recipe, trainer.train = chosen, blobs(16)
+    trainer.predictor = build_predictor(chosen)
+    indices = torch.tensor([3, 1, 4, 15, 9, 2, 6, 5])
+
+    def measured(rank: int, of: int) -> tuple[Tensor, Tensor]:
+        trainer.fabric = cast(Any, fabric_of(rank, of))
+        return trainer._measured(indices[rank::of], step=11)
+
+    whole = measured(0, 1)
+    for rank in range(processes):
+        for mine, everyone in zip(measured(rank, processes), whole, strict=True):
+            assert torch.equal(mine, everyone[rank::processes])
+    assert not torch.equal(whole[0][0], whole[0][1])

@@ -1,0 +1,152 @@
+"""What README, docs, notebook and examples show is run here, on tiny settings."""
+
+import dataclasses
+import json
+import re
+import runpy
+import shlex
+import sys
+import tomllib
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from posterior_trees.cli import make_parser
+from posterior_trees.recipe import Recipe, parse_recipe
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\(([^)#]+)[^)]*\)")
+ARGUMENTS = {
+    "own_backbone": ["--steps", "3", "--out", "out"],
+    "own_images": ["--steps", "3", "--out", "out"],
+}
+
+
+def find_blocks(page: Path, language: str) -> list[tuple[int, str]]:
+    """The fenced blocks of a language, each with the number of its first line."""
+    text = page.read_text(encoding="utf-8")
+    found = FENCE.finditer(text)
+    return [(text.count("\n", 0, m.start(2)), m[2]) for m in found if m[1] == language]
+
+
+def pages_with(language: str) -> list:
+    return [pytest.param(page, id=page.name) for page in PAGES if find_blocks(page, language)]
+
+
+def save_noise(file: Path, *shape: int, bits: int = 8) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    pixels = np.random.default_rng(0).integers(2**bits, size=shape)
+    Image.fromarray(pixels.astype(f"uint{bits}")).save(file)
+
+
+@pytest.fixture
+def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder to work in, with the files that a reader of the pages is said to have."""
+    monkeypatch.chdir(tmp_path)
+    save_noise(tmp_path / "my_digit.png", 28, 28)
+    save_noise(tmp_path / "edges2shoes" / "train" / "1_AB.jpg", 8, 16, 3)
+    for number in range(6):
+        save_noise(tmp_path / "my_photos" / f"{number}.jpg", 20 + number, 30, 3)
+    for stain in ("w1", "w4"):
+        folder = tmp_path / f"BBBC022_v1_images_20585{stain}"
+        save_noise(folder / f"IXMtest_A01_s1_{stain}0F3A.tif", 8, 8, bits=16)
+    return tmp_path
+
+
+@pytest.mark.parametrize("page", pages_with("python"))
+def test_python_on_the_page_runs(page: Path, workplace: Path) -> None:
+    names: dict[str, object] = {"__name__": "__main__"}
+    for line, text in find_blocks(page, "python"):
+        exec(compile("\n" * line + text, str(page), "exec"), names)
+
+
+@pytest.mark.parametrize("page", pages_with("sh"))
+def test_commands_on_the_page_exist(page: Path) -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    for _, text in find_blocks(page, "sh"):
+        for command in text.splitlines():
+            words = shlex.split(command, comments=True)
+            if words[0] == "ptrees":
+                make_parser().parse_args(words[1:])
+            elif words[0] == "make":
+                assert f"\n{words[1]}:" in makefile, command
+            for word in words:
+                assert not word.startswith(("recipes/", "examples/")) or (ROOT / word).is_file()
+
+
+@pytest.mark.parametrize("page", pages_with("toml"))
+def test_recipes_on_the_page_are_accepted(page: Path) -> None:
+    for _, text in find_blocks(page, "toml"):
+        is_whole = "measurement" in tomllib.loads(text)
+        parse_recipe(text, () if is_whole else ("measurement.kind=inpaint",))
+
+
+@pytest.mark.parametrize("page", [pytest.param(page, id=page.name) for page in PAGES])
+def test_links_on_the_page_lead_somewhere(page: Path) -> None:
+    targets = LINK.findall(page.read_text(encoding="utf-8"))
+    broken = [t for t in targets if "://" not in t and not (page.parent / t).exists()]
+    assert not broken
+
+
+def test_recipe_reference_has_every_key_with_its_default() -> None:
+    listed, section = {}, ""
+    for line in (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8").splitlines():
+        if heading := re.match(r"## `\[(\w+)\]`", line):
+            section = heading[1] + "."
+        if row := re.match(r"\| `(\w+)` \| `(.*?)` \|", line):
+            listed[section + row[1]] = tomllib.loads(f"value = {row[2]}")["value"]
+    known = {}
+    for part in dataclasses.fields(Recipe):
+        if part.default_factory is dataclasses.MISSING:
+            known[part.name] = part.default
+        else:
+            section = dataclasses.asdict(part.default_factory())
+            known |= {f"{part.name}.{key}": value for key, value in section.items()}
+    assert listed == {k: list(v) if isinstance(v, tuple) else v for k, v in known.items()}
+
+
+def test_every_choice_and_deviation_is_in_the_method_page() -> None:
+    package = ROOT / "src" / "posterior_trees"
+    made = Counter()
+    for file in package.rglob("*.py"):
+        for kind in re.findall(r"\b(Choice|Deviation)[:,]", file.read_text(encoding="utf-8")):
+            made[file.relative_to(package).as_posix(), kind] += 1
+    page = (ROOT / "docs" / "method.md").read_text(encoding="utf-8")
+    row = re.compile(r"^\| `([\w/.]+)` \| (Choice|Deviation): ", re.MULTILINE)
+    assert made == Counter(row.findall(page))
+
+
+def test_the_notebook_runs(workplace: Path) -> None:
+    notebook = json.loads((ROOT / "examples" / "digits.ipynb").read_text(encoding="utf-8"))
+    names: dict[str, object] = {"__name__": "__main__"}
+    for cell in notebook["cells"]:
+        if cell["cell_type"] == "code":
+            text = "".join(line for line in cell["source"] if not line.startswith("%"))
+            exec(compile(text, cell["id"], "exec"), names)
+    assert (workplace / "digits.html").is_file()
+
+
+@pytest.mark.parametrize("name", ARGUMENTS)
+def test_the_example_runs(name: str, workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = ROOT / "examples" / f"{name}.py"
+    monkeypatch.setattr(sys, "argv", [str(file), *ARGUMENTS[name]])
+    runpy.run_path(str(file), run_name="__main__")
+    assert '"levels"' in (workplace / "out" / "index.html").read_text(encoding="utf-8")
+
+
+def test_own_images_takes_the_folders_of_a_user(
+    workplace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(10):
+        for channel, shape in (("blurred", (16, 16)), ("sharp", (16, 16, 3))):
+            save_noise(workplace / "mine" / channel / f"{number}.png", *shape)
+    folders = ["--inputs", "mine/blurred", "--targets", "mine/sharp"]
+    monkeypatch.setattr(sys, "argv", ["own_images.py", *folders, *ARGUMENTS["own_images"]])
+    runpy.run_path(str(ROOT / "examples" / "own_images.py"), run_name="__main__")
+    recipe = parse_recipe((workplace / "out" / "recipe.toml").read_text(encoding="utf-8"))
+    assert (recipe.data.name, recipe.data.channels, recipe.data.input_channels) == ("mine", 3, 1)

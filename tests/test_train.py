@@ -1,0 +1,582 @@
+"""Training: trees specialise, every option acts, and a stopped run goes on as if never stopped."""
+
+import errno
+import json
+import math
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from posterior_trees import Tree, load, store
+from posterior_trees.build import build_predictor
+from posterior_trees.data import DataError, ImageSet
+from posterior_trees.health import Health, perplexity
+from posterior_trees.loss import Objective, epsilon_at
+from posterior_trees.measure import Inpaint
+from posterior_trees.predictor import TreePredictor
+from posterior_trees.recipe import OptimizerSpec
+from posterior_trees.run import Run, RunError, read_log
+from posterior_trees.schedule import Schedule
+from posterior_trees.train import fit
+
+FAST = ("optimizer.lr=0.02", "optimizer.head_lr=0.02")
+EVERYTHING = (
+    "tree.depth=2",
+    "measurement.kind=denoise",
+    "measurement.sigma=0.2",
+    "data.augment=[\"flip\", \"affine\"]",
+    "network.dropout=0.1",
+    "network.head_dropout=0.1",
+    "network.head_norm=batch",
+    "balancer.is_on=true",
+    "balancer.start=1.5",
+    "balancer.refresh_every=2",
+    "optimizer.clip=1.0",
+    "optimizer.warmup_steps=3",
+    "optimizer.patience=0",
+    "optimizer.weight_decay=0.01",
+    "training.ema=0.5",
+)  # fmt: skip
+"""Everything random and everything with a memory at once."""
+
+
+def train(recipe, folder: Path, images, **options) -> TreePredictor:
+    return fit(recipe, folder, images=images, accelerator="cpu", **options)
+
+
+def state_of(folder: Path) -> dict[str, Tensor]:
+    return store.read(folder / "state.safetensors")[0]
+
+
+def best_of(folder: Path) -> dict[str, Tensor]:
+    return store.read(folder / "best.safetensors")[0]
+
+
+def log_of(folder: Path) -> list[dict]:
+    return [{k: v for k, v in line.items() if k != "seconds"} for line in
+            read_log(folder / "log.jsonl")]  # fmt: skip
+
+
+def assert_same_run(found: Path, expected: Path) -> None:
+    """Weights, optimiser, balancer, best model and log agree bit for bit."""
+    for read in (state_of, best_of):
+        one, other = read(found), read(expected)
+        assert one.keys() == other.keys()
+        differing = [name for name in one if not torch.equal(one[name], other[name])]
+        assert differing == []
+    assert log_of(found) == log_of(expected)
+
+
+@pytest.fixture
+def images(blobs) -> tuple[ImageSet, ImageSet]:
+    return blobs(24), blobs(8, seed=1)
+
+
+@pytest.mark.parametrize("probability", ["cross_entropy", "paper"])
+def test_leaves_stay_together_at_epsilon_1_and_then_specialise(tmp_path, recipe, blobs, probability):
+    chosen = recipe(*FAST, "seed=0", "training.epochs=16", "loss.epsilon_start=4",
+                    "loss.epsilon_scale=1.5", f"loss.probability={probability}")  # fmt: skip
+    predictor = train(chosen, tmp_path, (blobs(64), blobs(32, seed=1)))
+    log = log_of(tmp_path)
+    assert [line["epoch"] for line in log] == list(range(1, 17))
+    assert [line["epsilon"] for line in log] == [epsilon_at(e, 4, 1.5) for e in range(1, 17)]
+    assert all(line["epsilon"] == 1 for line in log[:4])
+    assert log[-1]["squared"] < 0.5 * log[0]["squared"]
+    assert log[-1]["val_loss"] < 0.7 * log[0]["val_loss"]
+    root, leaf = log[3]["val_psnr"]
+    assert abs(leaf - root) < 0.5
+    root, leaf = log[-1]["val_psnr"]
+    assert leaf > root + 4
+    # two answers with even odds: ln 2 of surprise, and the tree knows it
+    assert log[-1]["val_nll"][-1] == pytest.approx(math.log(2), abs=0.05)
+    assert log[-1]["val_entropy"][-1] == pytest.approx(math.log(2), abs=0.05)
+    # one leaf is the blob on the left, the other the blob on the right
+    x, _ = blobs(1, seed=5).batch([0])
+    leaves = predictor(predictor.measure(x)).leaves[0, :, 0]
+    lefts = leaves[:, 1:4, 0:3].mean(dim=(1, 2)) > leaves[:, 1:4, 4:7].mean(dim=(1, 2))
+    assert sorted(lefts.tolist()) == [False, True]
+
+
+def test_depth_0_is_plain_mse_training(tmp_path, recipe, images):
+    """The same weights as a hand-written loop: mean squared error, SGD with momentum."""
+    chosen = recipe("tree.depth=0", "network.width=4", "optimizer.name=sgd", "optimizer.lr=0.1",
+                    "training.batch_size=24", "training.epochs=5")  # fmt: skip
+    trained = train(chosen, tmp_path, images).network.state_dict()
+    torch.manual_seed(chosen.seed)
+    predictor = build_predictor(chosen)
+    started = {k: v.clone() for k, v in predictor.network.state_dict().items()}
+    optimizer = torch.optim.SGD(predictor.parameters(), lr=0.1, momentum=0.9)
+    x, _ = images[0].batch(range(24))
+    for _ in range(5):
+        (predictor(predictor.measure(x)).root - x).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    for name, weight in predictor.network.state_dict().items():
+        torch.testing.assert_close(trained[name], weight, rtol=1e-4, atol=1e-6)
+    moved = max((trained[k] - started[k]).abs().max() for k in started)
+    assert moved > 0.01
+    assert {line["leaf_usage"][0] for line in log_of(tmp_path)} == {1.0}
+
+
+def test_the_average_has_the_half_life_it_was_given(tmp_path, recipe, images):
+    chosen = recipe("training.ema=0.5", "training.epochs=4", *FAST)
+    predictor, history = build_predictor(chosen), []
+    mean = {k: v.clone() for k, v in predictor.network.state_dict().items()}
+
+    def watch(steps: Iterator[int], first: int, total: int) -> Iterator[int]:
+        for step in steps:
+            yield step
+            history.append({k: v.clone() for k, v in predictor.network.state_dict().items()})
+
+    train(chosen, tmp_path, images, predictor=predictor, watch=watch)
+    for step, weights in enumerate(history):
+        decay = min(0.5 ** (1 / 1.5), (1 + step) / (10 + step))  # 3 steps an epoch
+        mean = {k: decay * v + (1 - decay) * weights[k] for k, v in mean.items()}
+    assert len(history) == 12
+    stored = state_of(tmp_path)
+    for name, expected in mean.items():
+        torch.testing.assert_close(stored[f"average/{name}"], expected)
+        torch.testing.assert_close(predictor.network.state_dict()[name], expected)
+        assert torch.equal(stored[f"network/{name}"], history[-1][name])
+    assert not torch.allclose(mean["to_image.weight"], history[-1]["to_image.weight"])
+
+
+def test_the_best_weights_are_the_average(tmp_path, recipe, images):
+    train(recipe("training.ema=0.5", "training.epochs=1"), tmp_path, images)
+    stored = state_of(tmp_path)
+    assert all(torch.equal(v, stored[f"average/{k}"]) for k, v in best_of(tmp_path).items())
+
+
+def test_cosine_falls_from_the_base_to_the_floor():
+    schedule = Schedule(OptimizerSpec(schedule="cosine", min_lr=1e-5), total_steps=100)
+    assert schedule.lr(1e-3, 0) == 1e-3
+    assert schedule.lr(1e-3, 50) == pytest.approx(5e-4)
+    assert schedule.lr(1e-3, 100) == schedule.lr(1e-3, 120) == 1e-5
+    assert schedule.lr(2e-4, 50) == pytest.approx(1e-4)
+    rates = [schedule.lr(1e-3, step) for step in range(101)]
+    assert rates == sorted(rates, reverse=True)
+
+
+def test_plateau_falls_tenfold_after_patience_epochs_without_progress():
+    schedule = Schedule(OptimizerSpec(patience=2, min_lr=5e-6), total_steps=100)
+    rates = []
+    for loss in (1.0, 0.9, 0.9, 0.95, 0.91, 0.8, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0):
+        schedule.observe(loss)
+        rates.append(schedule.lr(1e-3, 7))
+    expected = [1e-3] * 4 + [1e-4] * 4 + [1e-5] * 3 + [5e-6] * 2
+    assert rates == pytest.approx(expected)
+    again = Schedule(OptimizerSpec(patience=2, min_lr=5e-6), total_steps=100)
+    again.load_state_dict(json.loads(json.dumps(schedule.state_dict())))
+    assert (again.plateau, again.best, again.bad_epochs) == (
+        schedule.plateau, schedule.best, schedule.bad_epochs)  # fmt: skip
+
+
+def test_a_fresh_schedule_survives_its_state():
+    schedule = Schedule(OptimizerSpec(), 10)
+    schedule.load_state_dict(json.loads(json.dumps(schedule.state_dict())))
+    assert schedule.best == math.inf
+
+
+def test_warm_up_rises_linearly():
+    schedule = Schedule(OptimizerSpec(warmup_steps=4), total_steps=100)
+    assert [schedule.lr(1.0, s) for s in range(6)] == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("change", "rates"),
+    [("schedule=cosine", (1e-3, 1e-3 / 2, 5e-6)), ("patience=0", (1e-3, 1e-4, 1e-5))],
+)
+def test_the_logged_rate_is_the_one_in_force(tmp_path, recipe, images, monkeypatch, change, rates):
+    import posterior_trees.train as module
+
+    real = module.validate
+    monkeypatch.setattr(module, "validate", lambda *a: {**real(*a), "val_loss": 1.0})
+    train(recipe(f"optimizer.{change}", "training.batch_size=24"), tmp_path, images)
+    found = [line["lr"] for line in log_of(tmp_path)]
+    if change == "patience=0":
+        assert found == pytest.approx([1e-3, 1e-3, 1e-4])  # of the epoch, not of the next one
+    else:
+        assert found == pytest.approx([1e-3 * 0.5 * (1 + math.cos(math.pi * s / 3)) for s in range(3)])
+
+
+def test_two_learning_rates_and_weight_decay_on_weights_only(tmp_path, recipe, images):
+    """With lr = 0 the body stands still while the head moves, and the other way round."""
+    for still, moving in (("lr", "head_lr"), ("head_lr", "lr")):
+        chosen = recipe(f"optimizer.{still}=0", f"optimizer.{moving}=0.1", "optimizer.min_lr=0",
+                        "optimizer.name=sgd", "training.epochs=1")  # fmt: skip
+        torch.manual_seed(chosen.seed)
+        before = build_predictor(chosen).network.state_dict()
+        after = train(chosen, tmp_path / still, images).network.state_dict()
+        moved = {name.split(".")[0] for name in after if not torch.equal(after[name], before[name])}
+        assert moved == ({"head"} if still == "lr" else {"encoder", "decoder", "to_image"})
+
+
+RARE = (*FAST, "seed=0", "training.epochs=8", "loss.epsilon_start=3", "loss.epsilon_scale=1")
+VARIANTS = {
+    "closed": (),
+    "exact": ("balancer.is_exact=true",),
+    "drawn": ("balancer.is_greedy=false",),
+    "paper": ("balancer.is_windowed=true", "balancer.floor=0"),
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_balancer_lets_a_rare_answer_learn_as_often(tmp_path, recipe, blobs, variant):
+    """An answer of 1 in 8 images: its leaf wins 1 in 8 images, and then every other one."""
+    chosen = recipe(*RARE, "balancer.is_on=true", "balancer.start=3", *VARIANTS[variant])
+    train(chosen, tmp_path, (blobs(64, odds=0.15), None))
+    log = log_of(tmp_path)
+    assert min(log[2]["leaf_usage"]) < 0.15
+    assert min(log[-1]["leaf_usage"]) > 0.35
+    assert perplexity(log[-1]["leaf_usage"]) > 1.9
+
+
+def test_without_the_balancer_usage_is_the_frequency(tmp_path, recipe, blobs):
+    train(recipe(*RARE), tmp_path, (blobs(64, odds=0.15), None))
+    assert min(log_of(tmp_path)[-1]["leaf_usage"]) == pytest.approx(0.125)
+
+
+def test_patches_and_augmentation(tmp_path, recipe, blobs):
+    """Training sees 16×16 windows of 24×24 images; validation sees whole ones, padded to 32×32."""
+    large = [
+        ImageSet(s.x.repeat_interleave(3, dim=2).repeat_interleave(3, dim=3))
+        for s in (blobs(24), blobs(8, seed=1))
+    ]
+    chosen = recipe("measurement.kind=denoise", "data.patch=16", "data.augment=symmetries", *FAST)
+    predictor, seen = build_predictor(chosen), []
+    predictor.network.register_forward_pre_hook(
+        lambda network, inputs: seen.append((network.training, tuple(inputs[0].shape)))
+    )
+    train(chosen, tmp_path, tuple(large), predictor=predictor)
+    assert set(seen) == {(True, (8, 1, 16, 16)), (False, (8, 1, 32, 32))}
+    log = log_of(tmp_path)
+    assert log[-1]["val_loss"] < log[0]["val_loss"]
+
+
+def test_pairs_come_with_their_measurements(tmp_path, recipe, blobs):
+    """y is the negative of x: what was flipped and cropped together can still be inverted."""
+
+    def pairs(n: int, seed: int) -> ImageSet:
+        x = blobs(n, seed).x
+        return ImageSet(x, 255 - x)
+
+    chosen = recipe("measurement.kind=paired", "data.kind=pairs", "data.augment=flip",
+                    "training.epochs=8", *FAST)  # fmt: skip
+    train(chosen, tmp_path, (pairs(32, 0), pairs(8, 1)))
+    log = log_of(tmp_path)
+    assert log[-1]["val_loss"] < 0.6 * log[0]["val_loss"]
+
+
+def test_without_validation_the_last_weights_are_the_best(tmp_path, recipe, blobs):
+    train(recipe("training.epochs=2"), tmp_path, (blobs(16), None))
+    stored = state_of(tmp_path)
+    assert all(torch.equal(v, stored[f"average/{k}"]) for k, v in best_of(tmp_path).items())
+    assert "val_loss" not in log_of(tmp_path)[-1]
+
+
+def test_best_is_the_epoch_of_the_lowest_validation_loss(tmp_path, recipe, images):
+    train(recipe("training.epochs=6", *FAST), tmp_path, images)
+    losses = [line["val_loss"] for line in log_of(tmp_path)]
+    about = store.read_facts(tmp_path / "best.safetensors")["about"]
+    assert about["epochs"] == losses.index(min(losses)) + 1
+    assert load(tmp_path, device="cpu").about["step"] == 3 * about["epochs"]
+
+
+def test_a_small_set_is_one_batch(tmp_path, recipe, blobs):
+    train(recipe("training.batch_size=500", "training.epochs=2"), tmp_path, (blobs(5), None))
+    assert [line["step"] for line in log_of(tmp_path)] == [1, 2]
+
+
+def test_equal_seeds_train_equal_weights_and_others_do_not(tmp_path, recipe, images):
+    for name, seed in (("a", 3), ("b", 3), ("c", 20260726123456789)):
+        train(recipe(f"seed={seed}", *EVERYTHING[:5], "training.epochs=1"), tmp_path / name, images)
+    assert_same_run(tmp_path / "a", tmp_path / "b")
+    assert not torch.equal(*(best_of(tmp_path / n)["to_image.weight"] for n in "ac"))
+
+
+def test_bf16_mixed_trains_on_the_cpu(tmp_path, recipe, images):
+    predictor = train(recipe("training.precision=bf16-mixed", "training.epochs=1"), tmp_path, images)
+    assert predictor.dtype == torch.float32
+    assert math.isfinite(log_of(tmp_path)[-1]["val_loss"])
+
+
+def test_the_data_folder_is_read_and_a_missing_set_is_named(tmp_path, recipe, blob_folder):
+    predictor = fit(recipe("training.epochs=1"), tmp_path / "run", data=blob_folder, accelerator="cpu")
+    assert isinstance(predictor(predictor.measure(torch.zeros(1, 1, 8, 8))), Tree)
+    assert log_of(tmp_path / "run")[-1]["step"] == 3  # 24 of 32 images train, 8 validate
+    with pytest.raises(DataError, match="photos"):
+        fit(recipe("data.name=photos"), tmp_path / "other", data=blob_folder, accelerator="cpu")
+    # the mistake can be mended in the same folder: nothing was trained there yet
+    fit(recipe("training.epochs=1"), tmp_path / "other", data=blob_folder, accelerator="cpu")
+
+
+def test_pictures_appear(tmp_path, recipe, images):
+    train(recipe("training.picture_every=2"), tmp_path, images)
+    pictures = sorted((tmp_path / "trees").iterdir())
+    assert [p.name for p in pictures] == ["epoch_0002.png", "epoch_0003.png"]
+    assert all(p.read_bytes().startswith(b"\x89PNG") for p in pictures)
+
+
+def test_a_dead_leaf_is_announced_with_advice(tmp_path, recipe, images):
+    chosen = recipe("loss.epsilon_start=0", "loss.epsilon_scale=0.1", "training.epochs=2")
+    predictor = build_predictor(chosen)
+    with torch.no_grad():
+        predictor.network.to_image.bias[1] += 50  # far from everything
+    lines = []
+    train(chosen, tmp_path, images, predictor=predictor, report=lines.append)
+    warning = log_of(tmp_path)[-1]["warning"]
+    assert lines[-1]["warning"] == warning
+    assert "leaves [1] are reached by fewer than 0.2%" in warning
+    assert "balancer.is_on=true" in warning
+    assert "loss.epsilon_scale" in warning
+
+
+def test_no_dead_leaf_is_announced_while_all_leaves_still_learn():
+    health = Health(2, torch.device("cpu"))
+    zeros = torch.zeros(4)
+    leaf = torch.zeros(4, dtype=torch.long)
+    for epsilon, is_warned in ((1.0, False), (0.01, True)):
+        loss = Objective(zeros, zeros, zeros, zeros, leaf)
+        health.note(health.sum(loss), leaf)
+        line = health.summary(epsilon)
+        assert line["leaf_usage"] == [1.0, 0.0]
+        assert ("warning" in line) == is_warned
+
+
+def test_health_is_the_mean_over_the_epoch_and_then_starts_again():
+    health = Health(3, torch.device("cpu"))
+    for start in (0.0, 4.0):
+        values = torch.arange(4.0) + start
+        loss = Objective(values, 2 * values, 3 * values, 4 * values, torch.tensor([0, 1, 1, 2]))
+        health.note(health.sum(loss), loss.leaf)
+    again = Health(3, torch.device("cpu"))
+    again.load_state_dict(health.state_dict())
+    line = again.summary(1.0)
+    parts = [line[k] for k in ("squared", "nll", "entropy", "root_mse")]
+    assert parts == [3.5, 7.0, 10.5, 14.0]
+    assert line["leaf_usage"] == [0.25, 0.5, 0.25]
+    assert again.images == 0
+    assert perplexity([0.25] * 4) == pytest.approx(4)
+
+
+# ---- stopping and going on ------------------------------------------------------------------
+
+
+class Poison(Inpaint):
+    """Measures as `Inpaint` does, but gives NaN at one call."""
+
+    def __init__(self, hole: Tensor, bad_call: int) -> None:
+        super().__init__(hole)
+        self.calls, self.bad_call = 0, bad_call
+
+    def forward(self, x, generator=None):
+        self.calls += 1
+        return super().forward(x) * (math.nan if self.calls == self.bad_call else 1)
+
+
+def test_a_nan_loss_stops_the_run_and_keeps_the_last_good_state(tmp_path, recipe, images):
+    """And after the cause is gone, the run goes on as if nothing had happened."""
+    chosen = recipe("training.save_seconds=0", "training.epochs=2")
+    torch.manual_seed(chosen.seed)
+    poisoned = build_predictor(chosen)
+    poisoned.measurement = Poison(poisoned.measurement.hole, bad_call=3)
+    with pytest.raises(RunError, match=r"NaN or infinite near step 3.*last good state") as error:
+        train(chosen, tmp_path / "a", images, predictor=poisoned)
+    assert "optimizer.lr (now 0.001)" in str(error.value)
+    assert store.read_facts(tmp_path / "a" / "state.safetensors")["state"]["step"] == 2
+    assert all(v.isfinite().all() for v in state_of(tmp_path / "a").values())
+    train(chosen, tmp_path / "a", images)
+    train(chosen, tmp_path / "b", images)
+    assert_same_run(tmp_path / "a", tmp_path / "b")
+
+
+def test_an_exploding_run_never_saves_broken_weights(tmp_path, recipe, blobs):
+    """A step can break the weights while its own loss was still finite."""
+    changes = ("optimizer.name=sgd", "optimizer.lr=1e38", "optimizer.head_lr=1e38")
+    chosen = recipe(*changes, "training.save_seconds=0")
+    for _ in range(2):
+        with pytest.raises(RunError, match="NaN or infinite"):
+            train(chosen, tmp_path, (blobs(24), None))
+    for file in (tmp_path / "state.safetensors", tmp_path / "best.safetensors"):
+        if file.is_file():
+            assert all(v.isfinite().all() for v in store.read(file)[0].values())
+
+
+def test_a_run_of_another_recipe_is_refused(tmp_path, recipe, images):
+    train(recipe("training.epochs=1"), tmp_path, images)
+    with pytest.raises(RunError, match=r"another recipe \(tree.branching: 2 → 3\)"):
+        train(recipe("training.epochs=1", "tree.branching=3"), tmp_path, images)
+    assert "branching = 2" in (tmp_path / "recipe.toml").read_text()
+    train(recipe("training.epochs=1", "training.save_seconds=5"), tmp_path, images)  # does not matter
+
+
+def test_a_state_that_is_none_is_named(tmp_path, recipe, images):
+    train(recipe("training.epochs=1"), tmp_path, images)
+    state = tmp_path / "state.safetensors"
+    state.write_bytes(state.read_bytes()[:100])
+    with pytest.raises(store.StoreError, match=r"state\.safetensors is damaged"):
+        train(recipe("training.epochs=1"), tmp_path, images)
+    store.write(state, {}, {"model": 1})
+    with pytest.raises(RunError, match="is not the state of a run"):
+        train(recipe("training.epochs=1"), tmp_path, images)
+
+
+def test_a_run_folder_that_cannot_be_made_is_named(tmp_path, recipe):
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(RunError, match="cannot make the run folder"):
+        Run(tmp_path / "file", recipe())
+
+
+def test_the_log_is_cut_back_to_the_state(tmp_path, recipe):
+    run = Run(tmp_path, recipe())
+    for step in (3, 6, 9):
+        run.log({"step": step, "value": 0.5})
+    with run.log_file.open("a") as stream:
+        stream.write('{"step": 12, "val')  # killed while writing
+    assert [line["step"] for line in read_log(run.log_file)] == [3, 6, 9]
+    run.rewind(6)
+    assert run.log_file.read_text() == '{"step": 3, "value": 0.5}\n{"step": 6, "value": 0.5}\n'
+    Run(tmp_path, recipe(), is_writer=False).rewind(0)  # other processes leave the files alone
+    assert len(read_log(run.log_file)) == 2
+
+
+def test_a_run_killed_before_its_first_save_starts_its_log_again(tmp_path, recipe, images):
+    Run(tmp_path, recipe()).log({"step": 3, "epoch": 1})
+    (tmp_path / "state.safetensors.abc.part").write_bytes(b"half")
+    train(recipe(), tmp_path, images)
+    assert [line["epoch"] for line in log_of(tmp_path)] == [1, 2, 3]
+    assert not list(tmp_path.glob("*.part"))
+
+
+class StoppedError(Exception):
+    pass
+
+
+def stop_at(last: int):
+    """A `watch` that ends the run after step `last`."""
+
+    def watch(steps: Iterator[int], first: int, total: int) -> Iterator[int]:
+        for step in steps:
+            yield step
+            if step == last:
+                raise StoppedError
+
+    return watch
+
+
+@pytest.mark.parametrize("save_seconds", [0, 1e9])
+def test_a_stopped_run_goes_on_bit_for_bit(tmp_path, recipe, images, save_seconds):
+    """With everything on: noise, augmentation, dropout, batch norm, balancer, average, plateau."""
+    chosen = recipe(*EVERYTHING, *FAST, f"training.save_seconds={save_seconds}", "training.epochs=4")
+    train(chosen, tmp_path / "whole", images)
+    for last in (0, 3, 4, 8, 10):
+        with pytest.raises(StoppedError):
+            train(chosen, tmp_path / "parts", images, watch=stop_at(last))
+        assert (tmp_path / "parts" / "state.safetensors").is_file() == (save_seconds == 0)
+    train(chosen, tmp_path / "parts", images)
+    assert_same_run(tmp_path / "parts", tmp_path / "whole")
+    train(chosen, tmp_path / "parts", images)  # a finished run stays as it is
+    assert_same_run(tmp_path / "parts", tmp_path / "whole")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [("optimizer.name=sgd",), ("balancer.is_on=true", "balancer.start=0", "balancer.is_greedy=false"),
+     ("balancer.is_on=true", "balancer.start=0", "balancer.is_exact=true"),
+     ("optimizer.schedule=cosine", "tree.depth=0", "network.width=2")],
+    ids=["sgd", "drawn", "exact", "cosine"],
+)  # fmt: skip
+def test_other_memories_are_saved_too(tmp_path, recipe, images, changes):
+    chosen = recipe(*changes, "training.save_seconds=0", "training.epochs=2")
+    train(chosen, tmp_path / "whole", images)
+    for last in (1, 3):
+        with pytest.raises(StoppedError):
+            train(chosen, tmp_path / "parts", images, watch=stop_at(last))
+    train(chosen, tmp_path / "parts", images)
+    assert_same_run(tmp_path / "parts", tmp_path / "whole")
+
+
+@pytest.mark.parametrize("moment", ["fsync", "replace"])
+def test_a_full_disk_at_any_save_loses_nothing(tmp_path, recipe, images, monkeypatch, moment):
+    """Every write of a run fails once; after each failure the same command goes on."""
+    chosen = recipe("training.save_seconds=0", "training.epochs=2")
+    train(chosen, tmp_path / "whole", images)
+    real, failures = getattr(os, moment), 0
+    while failures < 60:
+        left = random.Random(failures).randrange(1, 7)
+
+        def full(*arguments: object) -> None:
+            nonlocal left
+            left -= 1
+            if left == 0:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            real(*arguments)
+
+        monkeypatch.setattr(store.os, moment, full)
+        try:
+            train(chosen, tmp_path / "parts", images)
+            break
+        except store.StoreError as error:
+            assert re.search("No space left", str(error))
+            failures += 1
+        assert not list((tmp_path / "parts").glob("*.part"))
+    monkeypatch.undo()
+    assert 3 <= failures < 60
+    train(chosen, tmp_path / "parts", images)
+    assert_same_run(tmp_path / "parts", tmp_path / "whole")
+
+
+def start(recipe_file: Path, data: Path, run: Path, changes: list[str]) -> subprocess.Popen:
+    command = [sys.executable, "-m", "posterior_trees", "train", str(recipe_file), "--data", str(data)]
+    command += ["--out", str(run), "--accelerator", "cpu"]
+    command += [part for change in changes for part in ("--set", change)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def wait_for_step(run: Path, step: int, process: subprocess.Popen) -> None:
+    """Until the run's saved state has come this far, or the process has ended."""
+    deadline = time.monotonic() + 60
+    while process.poll() is None and time.monotonic() < deadline:
+        if (run / "state.safetensors").is_file():
+            facts = store.read_facts(run / "state.safetensors")
+            if facts["state"]["step"] >= step:
+                return
+        time.sleep(0.005)
+
+
+def test_a_run_killed_with_sigkill_ends_in_the_same_weights(tmp_path, recipe, blob_folder):
+    """The command is killed at random moments of its work and given again, until it is done."""
+    changes = [*EVERYTHING, "training.save_seconds=0", "training.epochs=10"]
+    fit(recipe(*changes), tmp_path / "whole", data=blob_folder, accelerator="cpu")
+    arguments = blob_folder / "blobs.toml", blob_folder
+    chance, kills = random.Random(0), 0
+    for step in (1, 14):
+        process = start(*arguments, tmp_path / "parts", changes)
+        wait_for_step(tmp_path / "parts", step, process)
+        time.sleep(0.03 * chance.random())
+        process.send_signal(signal.SIGKILL)
+        kills += process.wait() == -signal.SIGKILL
+    process = start(*arguments, tmp_path / "parts", changes)
+    printed, problems = process.communicate(timeout=120)
+    assert process.returncode == 0, problems
+    assert "done:" in printed
+    assert kills == 2
+    assert "continuing at step" in printed
+    assert_same_run(tmp_path / "parts", tmp_path / "whole")
+    assert len(log_of(tmp_path / "parts")) == 10
+    assert {p.name for p in (tmp_path / "parts").iterdir()} == {
+        "recipe.toml", "state.safetensors", "best.safetensors", "log.jsonl", "trees"
+    }  # fmt: skip
