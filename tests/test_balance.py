@@ -316,8 +316,8 @@ def test_ties_are_broken_by_the_generator(window: bool) -> None:
     assert {j for seed in range(100) for j in first(seed)} == set(range(50))
 
 
-def test_a_greedy_batch_is_those_furthest_behind() -> None:
-    balancer = LeafBalancer(3, 60)
+def test_a_greedy_batch_in_the_papers_window_is_those_furthest_behind() -> None:
+    balancer = LeafBalancer(3, 60, window=True)
     for indices in balancer.batches(7, seeded()):
         balancer.update(indices, (indices > 40).long() + (indices > 55).long())
     counts = balancer.associations.sum(dim=0)
@@ -385,7 +385,7 @@ def test_drawing_from_q_never_draws_what_it_excludes() -> None:
     assert (run(balancer, 5, 50)[:10] == 0).all()
 
 
-@pytest.mark.parametrize("options", [{}, {"window": False}, {"greedy": False}, {"exact": True}])
+@pytest.mark.parametrize("options", [{}, {"window": True}, {"greedy": False}, {"exact": True}])
 def test_training_visits_all_leaves_equally(options: dict[str, Any]) -> None:
     """Leaves win 80, 15 and 5 % of the samples; balanced batches hold a third of each."""
     leaf = torch.arange(3).repeat_interleave(torch.tensor([320, 60, 20]))
@@ -422,7 +422,7 @@ def test_weights_stay_finite_without_a_floor() -> None:
 # --- state
 
 
-OPTIONS = [{}, {"window": False}, {"greedy": False}, {"exact": True, "refresh_every": 3}]
+OPTIONS = [{}, {"window": True}, {"greedy": False}, {"exact": True, "refresh_every": 3}]
 
 
 @pytest.mark.parametrize("options", OPTIONS)
@@ -518,7 +518,7 @@ def test_other_impossible_requests_are_refused() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("options", [{}, {"window": False}, {"greedy": False}])
+@pytest.mark.parametrize("options", [{}, {"window": True}, {"greedy": False}])
 def test_a_gpu_draws_what_the_cpu_draws_without_waiting(options: dict[str, Any]) -> None:
     here, there = LeafBalancer(9, 5000, **options), LeafBalancer(9, 5000, device="cuda", **options)
     generators = seeded(), seeded()

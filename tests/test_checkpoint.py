@@ -61,7 +61,9 @@ def test_bf16_halves_the_file_and_is_used_in_float32(model, tmp_path):
     for name, weight in predictor.network.state_dict().items():
         assert torch.equal(loaded.network.state_dict()[name], weight.bfloat16().float())
     assert load(tmp_path / "small", device="cpu", dtype=torch.bfloat16).dtype == torch.bfloat16
-    assert load(file, device="cpu", dtype=torch.float64)(y_for(predictor)).root.dtype == torch.float64
+    assert (
+        load(file, device="cpu", dtype=torch.float64)(y_for(predictor)).root.dtype == torch.float64
+    )
 
 
 def test_batch_norm_counters_survive_bf16(tmp_path, recipe):
@@ -111,7 +113,9 @@ def test_a_corrupt_checkpoint_is_named(model, keep):
 def test_a_checkpoint_of_another_layout_names_the_first_difference(model, recipe):
     predictor, _, file = model
     save_model(file, predictor, recipe("tree.branching=3", "tree.depth=2"))
-    with pytest.raises(ModelError, match=r"another layout than its recipe: \d+ weights differ, first"):
+    with pytest.raises(
+        ModelError, match=r"another layout than its recipe: \d+ weights differ, first"
+    ):
         load(file)
     save_model(file, predictor, recipe("tree.depth=2", "network.head_norm=batch"))
     with pytest.raises(ModelError, match=r"is missing, expected"):

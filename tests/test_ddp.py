@@ -5,11 +5,12 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
+from lightning_fabric import Fabric
 from torch import Tensor
 
 from posterior_trees import store
@@ -106,15 +107,15 @@ def test_a_run_of_one_process_goes_on_with_two(tmp_path, recipe, blob_folder):
 
 def fabric_of(rank: int, processes: int) -> Any:
     """What a trainer asks of Fabric before it sets anything up."""
-    return SimpleNamespace(
-        device=torch.device("cpu"), global_rank=rank, world_size=processes, is_global_zero=rank == 0
-    )
+    return Mock(Fabric, device=torch.device("cpu"), global_rank=rank, world_size=processes)
 
 
 def test_a_batch_that_cannot_be_shared_is_refused(tmp_path, recipe, blobs):
     chosen = recipe("training.batch_size=7")
     with pytest.raises(RunError, match=r"batch of 7 cannot be shared equally by 2 processes"):
-        Trainer(chosen, build_predictor(chosen), blobs(16), None, fabric_of(0, 2), Run(tmp_path, chosen))
+        Trainer(
+            chosen, build_predictor(chosen), blobs(16), None, fabric_of(0, 2), Run(tmp_path, chosen)
+        )
 
 
 @pytest.mark.parametrize("processes", [2, 4])
@@ -127,7 +128,7 @@ def test_randomness_does_not_depend_on_the_number_of_processes(tmp_path, recipe,
     indices = torch.tensor([3, 1, 4, 15, 9, 2, 6, 5])
 
     def measured(rank: int, of: int) -> tuple[Tensor, Tensor]:
-        trainer.fabric = cast(Any, fabric_of(rank, of))
+        trainer.fabric = fabric_of(rank, of)
         return trainer._measured(indices[rank::of], step=11)
 
     whole = measured(0, 1)

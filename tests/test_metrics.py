@@ -204,7 +204,12 @@ def test_report_holds_what_the_contract_names(blobs):
     table = report(constant_predictor(hole), scores, model="m", task="t", split="test")
     assert list(table) == ["schema", "model", "task", "split", "n", "branching", "clip", "psnr",
                            "psnr_hole", "nll", "entropy", "hole_pixels", "leaves"]  # fmt: skip
-    assert (table["n"], table["branching"], table["clip"], table["hole_pixels"]) == (10, [3], False, 8)
+    assert (table["n"], table["branching"], table["clip"], table["hole_pixels"]) == (
+        10,
+        [3],
+        False,
+        8,
+    )
     for name in ("psnr", "psnr_hole", "nll", "entropy"):
         assert [row["depth"] for row in table[name]] == [0, 1]
         assert set(table[name][0]) == {"depth", "mean", "std", "low", "high"}

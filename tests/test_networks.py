@@ -312,6 +312,9 @@ def test_wrap_refuses_a_node_with_one_child():
 
 def test_backbone_parameters_of_head_are_called_head():
     """The trainer gives parameters under `head.` their own learning rate."""
-    for network in (make_unet(), Backbone(nn.Conv2d(1, 2, 1), features=2, channels=1, num_leaves=2)):
+    for network in (
+        make_unet(),
+        Backbone(nn.Conv2d(1, 2, 1), features=2, channels=1, num_leaves=2),
+    ):
         names = {name.split(".")[0] for name, _ in network.named_parameters()}
         assert "head" in names

@@ -212,9 +212,13 @@ def test_every_measurement_builds_its_predictor(changes, kind):
 
 
 def test_a_hole_scales_with_the_images():
-    text = OWN.replace("colorize", "inpaint") + "rows = [80, 149]\ncolumns = [40, 214]\nof = [256, 256]"
+    text = (
+        OWN.replace("colorize", "inpaint")
+        + "rows = [80, 149]\ncolumns = [40, 214]\nof = [256, 256]"
+    )
     full, half = (
-        build_measurement(parse_recipe(text, [f"data.size=[{size}, {size}]"])) for size in (256, 128)
+        build_measurement(parse_recipe(text, [f"data.size=[{size}, {size}]"]))
+        for size in (256, 128)
     )
     assert full.hole.sum() == 70 * 175
     assert half.hole.shape == (128, 128)

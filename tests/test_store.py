@@ -1,6 +1,5 @@
 """The store: whole files or none, through full disks and kills, and damaged ones are named."""
 
-import builtins
 import errno
 import json
 import os
@@ -84,10 +83,13 @@ def test_a_full_disk_leaves_the_old_file_and_no_litter(tmp_path, monkeypatch, mo
     if moment == "open":
         monkeypatch.setattr(store.tempfile, "mkstemp", lambda **_: no_space())
     elif moment == "write":
-        monkeypatch.setattr(store.os, "fdopen", lambda fd, mode: FullDisk(builtins.open(fd, mode)))
+        real = os.fdopen
+        monkeypatch.setattr(store.os, "fdopen", lambda fd, mode: FullDisk(real(fd, mode)))
     else:
         monkeypatch.setattr(store.os, {"flush": "fsync", "rename": "replace"}[moment], no_space)
-    with pytest.raises(StoreError, match=r"could not write .*state\.safetensors.*No space left") as e:
+    with pytest.raises(
+        StoreError, match=r"could not write .*state\.safetensors.*No space left"
+    ) as e:
         store.write(file, {"x": torch.tensor(2)}, {"old": False})
     monkeypatch.undo()
     assert "untouched" in str(e.value)
@@ -166,7 +168,12 @@ def test_a_nested_state_survives_flattening():
     assert back["optimizer"]["0"]["step"] == 1.0
     assert back["optimizer"]["1"] == {}
     assert back["optimizer"]["0"]["none"] is None
-    assert (back["step"], back["best"], back["empty"], back["list"]) == (3, None, {}, [1, [2.5, "x"]])
+    assert (back["step"], back["best"], back["empty"], back["list"]) == (
+        3,
+        None,
+        {},
+        [1, [2.5, "x"]],
+    )
 
 
 def test_flattening_keeps_numbers_exactly():

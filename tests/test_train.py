@@ -5,7 +5,6 @@ import json
 import math
 import os
 import random
-import re
 import signal
 import subprocess
 import sys
@@ -27,7 +26,7 @@ from posterior_trees.predictor import TreePredictor
 from posterior_trees.recipe import OptimizerSpec
 from posterior_trees.run import Run, RunError, read_log
 from posterior_trees.schedule import Schedule
-from posterior_trees.train import fit
+from posterior_trees.train import fit, make_optimizer
 
 FAST = ("optimizer.lr=0.02", "optimizer.head_lr=0.02")
 EVERYTHING = (
@@ -83,7 +82,9 @@ def images(blobs) -> tuple[ImageSet, ImageSet]:
 
 
 @pytest.mark.parametrize("probability", ["cross_entropy", "paper"])
-def test_leaves_stay_together_at_epsilon_1_and_then_specialise(tmp_path, recipe, blobs, probability):
+def test_leaves_stay_together_at_epsilon_1_and_then_specialise(
+    tmp_path, recipe, blobs, probability
+):
     chosen = recipe(*FAST, "seed=0", "training.epochs=16", "loss.epsilon_start=4",
                     "loss.epsilon_scale=1.5", f"loss.probability={probability}")  # fmt: skip
     predictor = train(chosen, tmp_path, (blobs(64), blobs(32, seed=1)))
@@ -206,10 +207,12 @@ def test_the_logged_rate_is_the_one_in_force(tmp_path, recipe, images, monkeypat
     if change == "patience=0":
         assert found == pytest.approx([1e-3, 1e-3, 1e-4])  # of the epoch, not of the next one
     else:
-        assert found == pytest.approx([1e-3 * 0.5 * (1 + math.cos(math.pi * s / 3)) for s in range(3)])
+        assert found == pytest.approx(
+            [1e-3 * 0.5 * (1 + math.cos(math.pi * s / 3)) for s in range(3)]
+        )
 
 
-def test_two_learning_rates_and_weight_decay_on_weights_only(tmp_path, recipe, images):
+def test_the_head_and_the_network_have_their_own_learning_rates(tmp_path, recipe, images):
     """With lr = 0 the body stands still while the head moves, and the other way round."""
     for still, moving in (("lr", "head_lr"), ("head_lr", "lr")):
         chosen = recipe(f"optimizer.{still}=0", f"optimizer.{moving}=0.1", "optimizer.min_lr=0",
@@ -219,6 +222,24 @@ def test_two_learning_rates_and_weight_decay_on_weights_only(tmp_path, recipe, i
         after = train(chosen, tmp_path / still, images).network.state_dict()
         moved = {name.split(".")[0] for name in after if not torch.equal(after[name], before[name])}
         assert moved == ({"head"} if still == "lr" else {"encoder", "decoder", "to_image"})
+
+
+def test_norms_and_biases_do_not_decay(recipe):
+    chosen = recipe("optimizer.weight_decay=0.1", "optimizer.lr=0.5", "optimizer.head_lr=0.25")
+    network = build_predictor(chosen).network
+    names = {id(parameter): name for name, parameter in network.named_parameters()}
+    optimizer = make_optimizer(chosen, network, torch.device("cpu"))
+    grouped = []
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            name = names[id(parameter)]
+            grouped.append(name)
+            assert group["lr"] == (0.25 if name.startswith("head.") else 0.5), name
+            assert group["weight_decay"] in (0.0, 0.1)
+            assert parameter.ndim > 1 or group["weight_decay"] == 0, name
+            if name.startswith(("encoder", "decoder", "head")) and parameter.ndim > 1:
+                assert group["weight_decay"] == 0.1, name
+    assert sorted(grouped) == sorted(names.values())
 
 
 RARE = (*FAST, "seed=0", "training.epochs=8", "loss.epsilon_start=3", "loss.epsilon_scale=1")
@@ -305,13 +326,17 @@ def test_equal_seeds_train_equal_weights_and_others_do_not(tmp_path, recipe, ima
 
 
 def test_bf16_mixed_trains_on_the_cpu(tmp_path, recipe, images):
-    predictor = train(recipe("training.precision=bf16-mixed", "training.epochs=1"), tmp_path, images)
+    predictor = train(
+        recipe("training.precision=bf16-mixed", "training.epochs=1"), tmp_path, images
+    )
     assert predictor.dtype == torch.float32
     assert math.isfinite(log_of(tmp_path)[-1]["val_loss"])
 
 
 def test_the_data_folder_is_read_and_a_missing_set_is_named(tmp_path, recipe, blob_folder):
-    predictor = fit(recipe("training.epochs=1"), tmp_path / "run", data=blob_folder, accelerator="cpu")
+    predictor = fit(
+        recipe("training.epochs=1"), tmp_path / "run", data=blob_folder, accelerator="cpu"
+    )
     assert isinstance(predictor(predictor.measure(torch.zeros(1, 1, 8, 8))), Tree)
     assert log_of(tmp_path / "run")[-1]["step"] == 3  # 24 of 32 images train, 8 validate
     with pytest.raises(DataError, match="photos"):
@@ -417,7 +442,9 @@ def test_a_run_of_another_recipe_is_refused(tmp_path, recipe, images):
     with pytest.raises(RunError, match=r"another recipe \(tree.branching: 2 → 3\)"):
         train(recipe("training.epochs=1", "tree.branching=3"), tmp_path, images)
     assert "branching = 2" in (tmp_path / "recipe.toml").read_text()
-    train(recipe("training.epochs=1", "training.save_seconds=5"), tmp_path, images)  # does not matter
+    train(
+        recipe("training.epochs=1", "training.save_seconds=5"), tmp_path, images
+    )  # does not matter
 
 
 def test_a_state_that_is_none_is_named(tmp_path, recipe, images):
@@ -477,7 +504,9 @@ def stop_at(last: int):
 @pytest.mark.parametrize("save_seconds", [0, 1e9])
 def test_a_stopped_run_goes_on_bit_for_bit(tmp_path, recipe, images, save_seconds):
     """With everything on: noise, augmentation, dropout, batch norm, balancer, average, plateau."""
-    chosen = recipe(*EVERYTHING, *FAST, f"training.save_seconds={save_seconds}", "training.epochs=4")
+    chosen = recipe(
+        *EVERYTHING, *FAST, f"training.save_seconds={save_seconds}", "training.epochs=4"
+    )
     train(chosen, tmp_path / "whole", images)
     for last in (0, 3, 4, 8, 10):
         with pytest.raises(StoppedError):
@@ -489,13 +518,16 @@ def test_a_stopped_run_goes_on_bit_for_bit(tmp_path, recipe, images, save_second
     assert_same_run(tmp_path / "parts", tmp_path / "whole")
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [("optimizer.name=sgd",), ("balancer.is_on=true", "balancer.start=0", "balancer.is_greedy=false"),
-     ("balancer.is_on=true", "balancer.start=0", "balancer.is_exact=true"),
-     ("optimizer.schedule=cosine", "tree.depth=0", "network.width=2")],
-    ids=["sgd", "drawn", "exact", "cosine"],
-)  # fmt: skip
+BALANCED = ("balancer.is_on=true", "balancer.start=0")
+MEMORIES = {
+    "sgd": ("optimizer.name=sgd",),
+    "drawn": (*BALANCED, "balancer.is_greedy=false"),
+    "exact": (*BALANCED, "balancer.is_exact=true"),
+    "cosine": ("optimizer.schedule=cosine", "tree.depth=0", "network.width=2"),
+}
+
+
+@pytest.mark.parametrize("changes", MEMORIES.values(), ids=MEMORIES)
 def test_other_memories_are_saved_too(tmp_path, recipe, images, changes):
     chosen = recipe(*changes, "training.save_seconds=0", "training.epochs=2")
     train(chosen, tmp_path / "whole", images)
@@ -508,36 +540,42 @@ def test_other_memories_are_saved_too(tmp_path, recipe, images, changes):
 
 @pytest.mark.parametrize("moment", ["fsync", "replace"])
 def test_a_full_disk_at_any_save_loses_nothing(tmp_path, recipe, images, monkeypatch, moment):
-    """Every write of a run fails once; after each failure the same command goes on."""
+    """The n-th write of the run fails, and the same command goes on, seven times over."""
     chosen = recipe("training.save_seconds=0", "training.epochs=2")
     train(chosen, tmp_path / "whole", images)
-    real, failures = getattr(os, moment), 0
-    while failures < 60:
-        left = random.Random(failures).randrange(1, 7)
+    real, writes = getattr(os, moment), 0
 
-        def full(*arguments: object) -> None:
-            nonlocal left
-            left -= 1
-            if left == 0:
+    def fail_at(last: int):
+        def write(*arguments: object) -> None:
+            nonlocal writes
+            writes += 1
+            if writes == last:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             real(*arguments)
 
-        monkeypatch.setattr(store.os, moment, full)
-        try:
+        return write
+
+    for last in (1, 3, 3, 4, 2, 3, 5):  # recipe, state, best model, log: each fails at least once
+        writes = 0
+        monkeypatch.setattr(store.os, moment, fail_at(last))
+        with pytest.raises(store.StoreError, match="No space left"):
             train(chosen, tmp_path / "parts", images)
-            break
-        except store.StoreError as error:
-            assert re.search("No space left", str(error))
-            failures += 1
         assert not list((tmp_path / "parts").glob("*.part"))
     monkeypatch.undo()
-    assert 3 <= failures < 60
     train(chosen, tmp_path / "parts", images)
     assert_same_run(tmp_path / "parts", tmp_path / "whole")
 
 
 def start(recipe_file: Path, data: Path, run: Path, changes: list[str]) -> subprocess.Popen:
-    command = [sys.executable, "-m", "posterior_trees", "train", str(recipe_file), "--data", str(data)]
+    command = [
+        sys.executable,
+        "-m",
+        "posterior_trees",
+        "train",
+        str(recipe_file),
+        "--data",
+        str(data),
+    ]
     command += ["--out", str(run), "--accelerator", "cpu"]
     command += [part for change in changes for part in ("--set", change)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}

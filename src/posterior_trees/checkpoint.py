@@ -59,6 +59,18 @@ def load(
     return predictor.eval().requires_grad_(False)
 
 
+def export_model(
+    model: str | PathLike[str],
+    file: str | PathLike[str],
+    dtype: torch.dtype = torch.bfloat16,
+    scores: dict[str, Any] | None = None,
+) -> None:
+    """Write a model for others to use: weights in `dtype`, and its test scores in its card."""
+    predictor = load(model, device="cpu")
+    about = predictor.about | ({"test": scores} if scores else {})
+    save_model(file, predictor, load_recipe(model), about, dtype)
+
+
 def load_recipe(name_or_path: str | PathLike[str]) -> Recipe:
     """The recipe a model was trained with."""
     file = find_model(name_or_path)

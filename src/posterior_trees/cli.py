@@ -75,6 +75,13 @@ def make_parser() -> argparse.ArgumentParser:
     figure.add_argument("--out", type=Path, required=True, help=".png, .svg or .pdf file")
     figure.set_defaults(run=run_figure)
 
+    export = commands.add_parser("export", help="a model as one small file for others to use")
+    _add_model(export)
+    export.add_argument("--out", type=Path, required=True, help="safetensors file to write")
+    export.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
+    export.add_argument("--scores", type=Path, help="JSON of `ptrees evaluate` to put in its card")
+    export.set_defaults(run=run_export)
+
     toy = commands.add_parser("toy", help="train and judge a tree on the paper's 2-D mixture")
     toy.add_argument("--out", type=Path, required=True, help="folder for figures and numbers")
     toy.add_argument("--probability", choices=("cross_entropy", "paper"), default="cross_entropy")
@@ -186,6 +193,16 @@ def run_figure(arguments: argparse.Namespace) -> None:
         seed=recipe.seed,
     )
     print(arguments.out)
+
+
+def run_export(arguments: argparse.Namespace) -> None:
+    import torch
+
+    from posterior_trees.checkpoint import export_model
+
+    scores = json.loads(arguments.scores.read_text("utf-8")) if arguments.scores else None
+    export_model(arguments.model, arguments.out, getattr(torch, arguments.dtype), scores)
+    print(f"{arguments.out} ({arguments.out.stat().st_size / 1e6:.1f} MB)")
 
 
 def run_toy(arguments: argparse.Namespace) -> None:

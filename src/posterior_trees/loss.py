@@ -27,8 +27,8 @@ def tree_loss(
                                       \varepsilon & \text{else} \end{cases} $$
 
     The bar is the mean over pixels. Ties go to the lowest index, absent nodes weigh nothing.
-    Choice: the winner keeps weight 1 at every $\varepsilon$, so that $\varepsilon = 1$ is plain MSE;
-    elsewhere in the multiple-choice literature it has weight $1 - \varepsilon$.
+    Choice: the winner keeps weight 1 at every $\varepsilon$, so that $\varepsilon = 1$ is plain
+    MSE; elsewhere in the multiple-choice literature it has weight $1 - \varepsilon$.
     """
     errors = tree.errors(x)
     return _weigh(tree, errors, tree.winners(errors), epsilon)

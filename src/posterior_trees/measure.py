@@ -6,8 +6,8 @@ with $y$ by construction (App. A.2, "we only learned the required residual from 
 - `naive(y)`, the plainest image that agrees with $y$;
 - `project(v)`, $P v$, which removes from $v$ whatever $A$ can see: $A P = 0$, $P^2 = P$.
 
-A prediction is $\hat x = \mathrm{naive}(y) + P(\text{network})$, so that $A \hat x = y$ whatever the
-network says. Where no such $P$ exists (noise, paired channels) it is the identity.
+A prediction is $\hat x = \mathrm{naive}(y) + P(\text{network})$, so that $A \hat x = y$ whatever
+the network says. Where no such $P$ exists (noise, paired channels) it is the identity.
 
 All maps work on any leading axes: one image, a batch, or a batch of leaves.
 """

@@ -25,6 +25,7 @@ from posterior_trees.evaluate import score
 from posterior_trees.health import Health
 from posterior_trees.loss import Objective, epsilon_at, objective
 from posterior_trees.networks.head import Leaves
+from posterior_trees.picture import brightness_range
 from posterior_trees.predictor import TreePredictor
 from posterior_trees.recipe import Recipe
 from posterior_trees.run import Run, RunError
@@ -64,8 +65,8 @@ def fit(
         precision=_precision(recipe, accelerator),
     )
     fabric.launch()
-    run = Run(run_dir, recipe, is_writer=fabric.is_global_zero)
     train, validation = images or load_images(recipe, data)
+    run = Run(run_dir, recipe, is_writer=fabric.is_global_zero)
     trainer = Trainer(recipe, predictor, train, validation, fabric, run, report)
     trainer.resume()
     steps: Iterator[int] = iter(range(trainer.step, trainer.total_steps))
@@ -131,6 +132,7 @@ class Trainer:
         self.beta, self.best = 0.0 if is_paper else recipe.loss.beta, math.inf
         self.step, self.seconds, self.saved_at = 0, 0.0, time.monotonic()
         self.order: tuple[int, Tensor] | None = None
+        self.brightness: list[float] | None = None
 
     def advance(self, step: int) -> None:
         """One optimiser step, and at the end of an epoch its log line, saves and pictures."""
@@ -171,8 +173,9 @@ class Trainer:
         batch, and gives each image those of its place there, however many processes there are."""
         generator, spec = self._generator(step, 3), self.recipe.data
         rank, processes = self.fabric.global_rank, self.fabric.world_size
-        pair = self.train.batch(mine)
-        x, y = (None if v is None else v.repeat_interleave(processes, dim=0) for v in pair)
+        x, y = self.train.batch(mine)
+        x = x.repeat_interleave(processes, dim=0)
+        y = None if y is None else y.repeat_interleave(processes, dim=0)
         if spec.augment or spec.patch:
             x, y = augment(x, y, spec.augment, spec.patch, generator)
         y = self.predictor.measure(x, generator) if y is None else y
@@ -294,14 +297,14 @@ class Trainer:
         """The bare network, and the one to train with: compiled, distributed, mixed precision."""
         spec, uses_cuda = self.recipe.training, self.fabric.device.type == "cuda"
         if uses_cuda:
-            network.to(memory_format=torch.channels_last)
+            network.to(memory_format=torch.channels_last)  # ty: ignore[no-matching-overload]
             torch.backends.cudnn.benchmark = True
         if spec.compile:
             self._judge = torch.compile(self._judge)
-        trained = torch.compile(network) if spec.compile else network
+        trained: Any = torch.compile(network) if spec.compile else network
         wrapped, self.optimizer = self.fabric.setup(trained, self.optimizer)
         if uses_cuda and spec.capture and self.fabric.world_size == 1:
-            self._learn = Capture(self._learn)
+            self._learn = Capture(self._learn)  # ty: ignore[invalid-assignment]
         return network, wrapped
 
     def _swap_in_average(self) -> dict[str, Tensor]:
@@ -321,7 +324,10 @@ class Trainer:
             )
 
     def _about(self) -> dict[str, Any]:
-        return {**provenance(), "epochs": self.step / self.steps_per_epoch, "step": self.step}
+        if self.brightness is None:
+            self.brightness = brightness_range(self.train, self.predictor.measurement)
+        facts = {"epochs": self.step / self.steps_per_epoch, "step": self.step}
+        return {**provenance(), **facts, "input_brightness": self.brightness}
 
     def _shared_mean(self, root: Tensor) -> Tensor:
         return self._shared_sum(root.mean()) / self.fabric.world_size
@@ -354,7 +360,7 @@ def make_optimizer(recipe: Recipe, network: nn.Module, device: torch.device):
         is_decayed = parameter.ndim > 1 and not name.startswith("to_image.")
         decay = spec.weight_decay if is_decayed else 0.0
         groups.setdefault((lr, decay), []).append(parameter)
-    tables = [
+    tables: list[dict[str, Any]] = [
         {"params": params, "lr": lr, "base_lr": lr, "weight_decay": decay}
         for (lr, decay), params in groups.items()
     ]

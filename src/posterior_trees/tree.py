@@ -84,7 +84,7 @@ class Tree:
     @property
     def shape(self) -> torch.Size:
         """Shape of one node's image."""
-        return self.images[0].shape[2:]
+        return torch.Size(self.images[0].shape[2:])
 
     @property
     def device(self) -> torch.device:
@@ -190,8 +190,8 @@ class Tree:
                     )
                 if meta["tree"] > SCHEMA:
                     raise ValueError(
-                        f"{file} has tree schema {meta['tree']}, this version reads up to {SCHEMA}: "
-                        "upgrade posterior-trees"
+                        f"{file} has tree schema {meta['tree']}, this version reads up to "
+                        f"{SCHEMA}: upgrade posterior-trees"
                     )
                 levels = range(len(meta["branching"]) + 1)
                 images = [stored.get_tensor(f"images.{i}") for i in levels]
@@ -239,8 +239,8 @@ def grow(
 
     $$ \alpha_n = \sum_k \alpha_{nk}, \qquad x_n = \sum_k \frac{\alpha_{nk}}{\alpha_n} x_{nk} $$
 
-    The root is the predicted posterior mean. Probabilities stay in log space, because a leaf that is
-    never chosen may underflow, and in float32 even under autocast. A leaf of log-probability
+    The root is the predicted posterior mean. Probabilities stay in log space, because a leaf that
+    is never chosen may underflow, and in float32 even under autocast. A leaf of log-probability
     $-\infty$ is absent; a node whose leaves are all absent is absent too, and neither disturbs its
     ancestors' values or gradients.
     """

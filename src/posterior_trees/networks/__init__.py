@@ -4,5 +4,4 @@ from posterior_trees.networks.head import Leaves, ProbabilityHead
 from posterior_trees.networks.unet import UNet
 from posterior_trees.networks.wrap import Backbone
 
-
 __all__ = ["Backbone", "Leaves", "ProbabilityHead", "UNet"]

@@ -1,6 +1,7 @@
 """What every network returns, and the small head that predicts the leaves' probabilities."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -46,7 +47,7 @@ class ProbabilityHead(nn.Module):
             raise ValueError(f"norm {norm!r} of the probability head: choose 'layer' or 'batch'")
         widths = [features, *[features] * (layers - 3), 256, 64]
         modules: list[nn.Module] = []
-        for before, after in zip(widths, widths[1:], strict=False):
+        for before, after in pairwise(widths):
             modules += [nn.Linear(before, after), norms[norm](after), nn.SiLU()]
             if dropout:
                 modules.append(nn.Dropout(dropout))
@@ -62,5 +63,5 @@ class ProbabilityHead(nn.Module):
         if self.is_detached:
             pooled = pooled.detach()
         with torch.autocast(device_type=pooled.device.type, enabled=False):
-            logits = self.layers(pooled.to(self.layers[0].weight.dtype))
+            logits = self.layers(pooled.to(next(self.layers.parameters()).dtype))
         return logits.to(wide).log_softmax(dim=1)

@@ -1,6 +1,7 @@
 """The toy's network: one MLP for the leaves, one for their probabilities (App. "Toy Example")."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 from jaxtyping import Float
@@ -22,6 +23,8 @@ class TreeMLP(nn.Module):
     `gain` $g$ stretches the input further. The best tree jumps from one split to another at some
     $y$, and a network that starts with steeper slopes follows such jumps more sharply.
     """
+
+    center: Tensor
 
     def __init__(
         self,
@@ -51,6 +54,6 @@ class TreeMLP(nn.Module):
 
 def _mlp(widths: Sequence[int]) -> nn.Sequential:
     modules: list[nn.Module] = []
-    for before, after in zip(widths, widths[1:], strict=False):
+    for before, after in pairwise(widths):
         modules += [nn.Linear(before, after), nn.SiLU()]
     return nn.Sequential(*modules[:-1])

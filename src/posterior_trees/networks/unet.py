@@ -15,8 +15,8 @@ class UNet(nn.Module):
     """Predicts `num_leaves` images and their log-probabilities from one image.
 
     Four steps down by average pooling and four up by nearest neighbours; at each resolution two
-    (3×3 convolution, GroupNorm, LeakyReLU 0.2). The encoder has `width · (1, 2, 4, 8, 16)` channels,
-    the paper's `width` being `c_init · num_leaves`.
+    (3×3 convolution, GroupNorm, LeakyReLU 0.2). The encoder has `width · (1, 2, 4, 8, 16)`
+    channels, the paper's `width` being `c_init · num_leaves`.
 
     With disjoint decoders each leaf owns an equal share of every decoder map: convolutions are
     grouped by leaf, the encoder's skip maps are dealt out evenly among the leaves, and no
@@ -105,8 +105,8 @@ class Block(nn.Sequential):
 class LeafConv(nn.Conv2d):
     """A convolution grouped by leaf that runs as one dense convolution on CUDA.
 
-    Grouped convolutions of a few channels each leave a GPU's matrix units idle, in the backward pass
-    above all. The same numbers come out of a dense convolution whose weight is zero between
+    Grouped convolutions of a few channels each leave a GPU's matrix units idle, in the backward
+    pass above all. The same numbers come out of a dense convolution whose weight is zero between
     leaves, which does `groups` times the arithmetic in less time.
     """
 

@@ -1,0 +1,120 @@
+r"""Drawing probabilities that make all leaves equally frequent; see `balance.py` for the problem.
+
+`closed_form` drops the inequality as the paper does, `exact_form` keeps it. Both take
+$P_{ij} = p(\text{leaf } i \mid \text{sample } j)$ transposed, one row per sample.
+"""
+
+import math
+
+import torch
+from jaxtyping import Float64
+from torch import Tensor
+
+
+def closed_form(
+    conditional: Float64[Tensor, "samples leaves"],
+    ridge: float = 1e-3,
+    floor: float = 0.1,
+    gram: Float64[Tensor, "leaves leaves"] | None = None,
+) -> Float64[Tensor, "samples"]:
+    r"""Drawing probabilities without the inequality (the paper's), then lifted onto the floor.
+
+    $$ \tilde q = (I - P^\top (P P^\top + \lambda I)^{-1} P) \, 1
+                = \lambda P^\top (P P^\top + \lambda I)^{-1} 1, \qquad
+       q^\diamond = \tilde q / \textstyle\sum_j \tilde q_j $$
+
+    The second form holds because the columns of $P$ sum to 1 ($P^\top 1 = 1$), and does not cancel.
+    Then $q = \rho/N + (1-\rho) \, r / \sum_j r_j$ with $r = [q^\diamond - \rho/N]_+$, which is the
+    paper's clipping at $\rho = 0$ and $q^\diamond$ itself where that is above the floor everywhere.
+    `gram` is $P P^\top$, if it is known.
+    """
+    samples, leaves = conditional.shape
+    gram = conditional.T @ conditional if gram is None else gram
+    factor = torch.linalg.cholesky_ex(gram / samples + ridge / leaves * _eye(gram)).L
+    q = conditional @ torch.cholesky_solve(torch.ones_like(gram[:, :1]), factor)[:, 0]
+    return _lift(q / q.sum(), floor)
+
+
+def exact_form(
+    conditional: Float64[Tensor, "samples leaves"],
+    ridge: float = 1e-3,
+    floor: float = 0.1,
+    start: Float64[Tensor, "leaves"] | None = None,
+) -> tuple[Float64[Tensor, "samples"], Float64[Tensor, "leaves"]]:
+    r"""The exact minimiser $q$, and its dual $w$, by semi-smooth Newton with line search.
+
+    One number per leaf decides everything: $N q_j = \max(\rho, P_j^\top w)$, where $w$ minimises
+
+    $$ F(w) = \tfrac{c}{2} \| C w \|^2 - \bar w + \tfrac1N \sum_j h(P_j^\top w), \qquad
+       h'(t) = \max(\rho, t), \quad c = \text{ridge} / n, \quad C = I - \tfrac1n 1 1^\top $$
+
+    This is the dual with multipliers $y = -c \, C w$ of $P q = 1/n$ and $\nu = -c \, \bar w$ of
+    $\sum q = 1$, which one vector can hold because $P^\top 1 = 1$. $\nabla F = c \, C w - \tfrac1n
+    + P q$, and only samples above the floor enter the curvature $c \, C + \tfrac1N P_{free}
+    P_{free}^\top$. $F$ is convex and piecewise quadratic: one step inside the last piece ends it.
+    `start` is the dual of a similar problem.
+    """
+    samples, leaves = conditional.shape
+    pull = ridge / leaves
+    # C has the null vector 1; a trace of 1 1ᵀ keeps the system solvable when no sample is free.
+    centre = _eye(conditional) - (1.0 - 1e-6) / leaves
+    w = torch.ones_like(conditional[0]) if start is None else start
+    before, error = None, math.inf
+    for _ in range(100):
+        scores = conditional @ w
+        free = scores > floor
+        balance = scores.clamp_min(floor) @ conditional / samples - 1.0 / leaves
+        gradient = pull * (w - w.mean()) + balance
+        last, error = error, float(gradient.abs().max())
+        has_stalled = before is not None and error > last / 2 and torch.equal(free, before)
+        if error < 1e-14 or has_stalled:
+            break
+        curvature = (conditional * free[:, None]).T @ conditional / samples + pull * centre
+        d = -torch.linalg.solve(curvature, gradient)
+        linear = float(pull * (w - w.mean()) @ d - d.mean())
+        quadratic = float(pull * (d - d.mean()) @ d)
+        ray = _Ray(scores, conditional @ d, linear, quadratic, floor)
+        w, before = w + ray.bottom() * d, free
+    return _lift(conditional @ w / samples, floor), w
+
+
+class _Ray:
+    """F along one direction: its derivative rises, in straight pieces, from below 0 to above."""
+
+    def __init__(
+        self, scores: Tensor, change: Tensor, linear: float, quadratic: float, floor: float
+    ) -> None:
+        self.scores, self.change, self.floor = scores, change, floor
+        self.linear, self.quadratic = linear, quadratic
+
+    def slopes(self, step: float) -> tuple[float, float]:
+        """F' and F'' after `step`."""
+        scores = self.scores + step * self.change
+        first = (self.change * scores.clamp_min(self.floor)).mean()
+        second = (self.change.square() * (scores > self.floor)).mean()
+        return self.linear + step * self.quadratic + float(first), self.quadratic + float(second)
+
+    def bottom(self) -> float:
+        """The step at which F' has all but vanished: Newton, kept inside a shrinking bracket."""
+        enough = 0.1 * abs(self.slopes(0.0)[0])
+        low, high, step = 0.0, math.inf, 1.0
+        for _ in range(40):
+            first, second = self.slopes(step)
+            if abs(first) <= enough:
+                break
+            low, high = (step, high) if first < 0 else (low, step)
+            step = step - first / second if second > 0 else math.inf
+            if not low < step < high:
+                step = 2 * low if math.isinf(high) else (low + high) / 2
+        return step
+
+
+def _lift(q: Tensor, floor: float) -> Tensor:
+    """Raise `q` onto the floor and let it sum to 1; no change if it does both already."""
+    least = floor / len(q)
+    spare = (q - least).clamp_min(0.0)
+    return least + (1.0 - floor) * spare / spare.sum()
+
+
+def _eye(like: Tensor) -> Tensor:
+    return torch.eye(like.shape[1], dtype=like.dtype, device=like.device)
