@@ -14,14 +14,18 @@ INSTALL := $(VENV_PYTHON) -m pip install --quiet --disable-pip-version-check -c 
 TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 MPLBACKEND=Agg
 WORKERS ?= auto
 
-.PHONY: demo test lint clean
+.PHONY: demo test browser lint clean
 
 demo: .venv/.installed
 	@$(VENV_PYTHON) -m posterior_trees demo --out demo
 	@echo "Open $(CURDIR)/demo/index.html in a browser."
 
-test: .venv/.installed-dev
+test: .venv/.installed-dev browser
 	$(TEST_ENV) $(VENV_PYTHON) -m pytest -q -n $(WORKERS) --maxprocesses 4 --dist worksteal
+
+# Debian's Chromium for the browser tests, where it is missing and may be installed.
+browser:
+	@sh tests/install_chromium.sh
 
 lint: .venv/.installed-dev
 	.venv/bin/ruff check .
@@ -34,7 +38,7 @@ clean:
 
 .venv/.installed: pyproject.toml constraints.txt | .venv/.made
 	@echo "Installing into .venv; the first time takes a few minutes."
-	@$(INSTALL) -e .
+	@$(INSTALL) -e '.[explore]'
 	@touch $@
 
 .venv/.installed-dev: pyproject.toml constraints.txt | .venv/.made

@@ -63,7 +63,7 @@ def make_backbone(features: int) -> nn.Module:
 def train(net: TreePredictor, x: Tensor, steps: int, generator: torch.Generator) -> None:
     """The whole method: annealed tree loss, probability loss, balanced batches."""
     opt = torch.optim.Adam(net.parameters(), lr=3e-3)
-    balancer = LeafBalancer(net.num_leaves, len(x), window=False)
+    balancer = LeafBalancer(net.num_leaves, len(x))
     step = 0
     while step < steps:
         for idx in balancer.batches(BATCH, generator):

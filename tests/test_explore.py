@@ -15,7 +15,9 @@ import torch
 from PIL import Image
 
 from posterior_trees import Tree, grow
-from posterior_trees.explore import page, save_page
+from posterior_trees.explore import page, save_page, show
+from posterior_trees.explore.export import MODULES, SERVED, static
+from posterior_trees.explore.measures import brightness, count_bright
 
 HOSTILE = "<script>alert(1)</script>"
 
@@ -82,22 +84,42 @@ def test_the_page_asks_the_network_for_nothing() -> None:
 def test_style_script_and_data_are_inside() -> None:
     trees = make_trees()
     reader = Reader(page(trees, inputs=inputs_of(trees)))
-    static = resources.files("posterior_trees.explore") / "static"
     (style,) = reader.all("style")
     data, script = reader.all("script")
-    assert style[1].strip() == (static / "style.css").read_text("utf-8").strip()
+    assert style[1].strip() == static("style.css").strip()
     assert script[0] == {"type": "module"}
-    assert script[1].strip() == (static / "explorer.js").read_text("utf-8").strip()
+    for module in MODULES:
+        last = static(module).strip().splitlines()[-1]
+        assert last.removeprefix("export ") in script[1]
     assert data[0]["type"] == "application/json"
     assert not [link for link, _ in reader.all("link") if link["rel"] == "stylesheet"]
 
 
-def test_every_element_the_script_looks_for_is_on_the_page() -> None:
-    static = resources.files("posterior_trees.explore") / "static"
-    wanted = set(re.findall(r'\$\("([\w-]+)"\)', (static / "explorer.js").read_text("utf-8")))
-    there = re.findall(r'\bid="([\w-]+)"', (static / "page.html").read_text("utf-8"))
+def test_every_element_the_scripts_look_for_is_on_the_page() -> None:
+    scripts = "".join(static(file) for file in SERVED if file.endswith(".js"))
+    wanted = set(re.findall(r'\$\("([\w-]+)"\)', scripts))
+    there = re.findall(r'\bid="([\w-]+)"', static("page.html"))
     assert len(there) == len(set(there))
     assert wanted <= set(there)
+
+
+def test_each_module_comes_after_those_it_imports_and_no_name_is_taken_twice() -> None:
+    """Both are what lets the modules of a saved page be one script."""
+    names: list[str] = []
+    for place, module in enumerate(MODULES):
+        script = static(module)
+        for imported in re.findall(r'from "\./([\w.]+)";', script):
+            assert imported in MODULES[:place], f"{module} imports {imported}"
+        found = re.findall(r"^(?:export )?(?:async )?(?:function|const|let) (\w+)", script, re.M)
+        names += found + re.findall(r"^(?:const|let) \w+ = [^;]*?, ([A-Z]\w+) = ", script, re.M)
+    assert sorted(names) == sorted(set(names))
+    text = page(make_trees())
+    assert not re.search(r"^(import|export)\b", text, re.MULTILINE)
+
+
+def test_the_list_of_files_is_the_folder() -> None:
+    folder = resources.files("posterior_trees.explore") / "static"
+    assert {file.name for file in folder.iterdir()} == {*SERVED, "page.html"}
 
 
 @pytest.mark.parametrize("channels", [1, 3])
@@ -221,3 +243,54 @@ def test_a_page_is_written_as_utf8_or_the_reason_is_given(tmp_path: Path) -> Non
     assert (tmp_path / "index.html").read_text("utf-8") == expected
     with pytest.raises(OSError, match=r"cannot write the page .* in a folder that exists"):
         save_page(tmp_path / "nowhere" / "index.html", trees, inputs=y)
+
+
+def test_rivals_stand_beside_our_trees() -> None:
+    trees, rival = make_trees(), make_trees((2, 2))
+    x = trees.leaves[:, 0]
+    content = data_of(page(trees, truths=x, rivals={HOSTILE: rival}))
+    for i, example in enumerate(content["examples"]):
+        (other,) = example["rivals"]
+        assert other["name"] == HOSTILE
+        assert other["branching"] == [2, 2]
+        assert other["truth_path"] == rival.descend(x)[i].tolist()
+        assert [n["p"] for n in other["levels"][2]] == rival.probs[2][i].tolist()
+    with pytest.raises(ValueError, match="a comparison needs trees of the same inputs"):
+        page(trees, rivals={"short": rival[0]})
+
+
+def test_a_measure_is_taken_of_every_leaf_that_is_there() -> None:
+    trees = make_trees((2, 2), batch=1, absent=(2,))
+    (example,) = data_of(page(trees, measures={"brightness": brightness}))["examples"]
+    expected = trees.leaves[0].mean(dim=(1, 2, 3)).tolist()
+    expected[2] = None
+    assert example["measures"] == {"brightness": pytest.approx(expected)}
+    with pytest.raises(ValueError, match="the measure 'bad' gave nan"):
+        page(trees, measures={"bad": lambda image: math.nan})
+
+
+def test_bright_regions_are_counted_once_each() -> None:
+    image = torch.zeros(1, 9, 9)
+    image[0, 0, :] = image[0, :, 0] = image[0, 8, :] = 1  # one winding region
+    image[0, 3:5, 3:5] = 1  # a second
+    image[0, 6, 6] = 1  # a speck
+    assert count_bright(image) == 2
+    assert count_bright(image, smallest=1) == 3
+    assert count_bright(torch.zeros(3, 4, 4)) == 0
+
+
+def test_a_page_without_inputs_is_a_page_too() -> None:
+    (example, _) = data_of(page(make_trees()))["examples"]
+    assert example["input"] is None
+
+
+def test_a_notebook_shows_a_tree_in_a_frame_of_its_own() -> None:
+    trees = make_trees()
+    (frame,) = Reader(trees._repr_html_()).all("iframe")
+    assert frame[0]["srcdoc"] == page(trees)
+    assert "allow-same-origin" not in frame[0]["sandbox"]
+    options = {"names": [HOSTILE, "b"], "inputs": inputs_of(trees)}
+    (frame,) = Reader(show(trees, **options)._repr_html_()).all("iframe")
+    assert frame[0]["srcdoc"] == page(trees, **options)
+    points = grow(torch.rand(1, 2, 2), torch.zeros(1, 2).log_softmax(1), 2)
+    assert points._repr_html_() is None

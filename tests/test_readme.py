@@ -107,7 +107,8 @@ def test_recipe_reference_has_every_key_with_its_default() -> None:
         else:
             section = dataclasses.asdict(part.default_factory())
             known |= {f"{part.name}.{key}": value for key, value in section.items()}
-    assert listed == {k: list(v) if isinstance(v, tuple) else v for k, v in known.items()}
+    known = {key: list(v) if isinstance(v, tuple) else v for key, v in known.items()}
+    assert listed == known, "bring docs/recipes.md up to date"
 
 
 def test_every_choice_and_deviation_is_in_the_method_page() -> None:
@@ -118,7 +119,9 @@ def test_every_choice_and_deviation_is_in_the_method_page() -> None:
             made[file.relative_to(package).as_posix(), kind] += 1
     page = (ROOT / "docs" / "method.md").read_text(encoding="utf-8")
     row = re.compile(r"^\| `([\w/.]+)` \| (Choice|Deviation): ", re.MULTILINE)
-    assert made == Counter(row.findall(page))
+    listed = Counter(row.findall(page))
+    difference = {"to add": made - listed, "to remove": listed - made}
+    assert not any(difference.values()), f"bring docs/method.md up to date: {difference}"
 
 
 def test_the_notebook_runs(workplace: Path) -> None:

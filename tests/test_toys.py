@@ -67,9 +67,7 @@ def test_the_posterior_is_bayes_rule(mixture: GaussianMixture) -> None:
     x = mixture.means.mean(dim=0) + 3 * torch.randn(len(y), 50, 2, dtype=torch.float64)
     squares = (y.unsqueeze(1) - x).square().sum(dim=2)
     log_likelihood = -squares / (2 * SIGMA**2) - math.log(2 * math.pi * SIGMA**2)
-    log_evidence = (
-        mixture.log_prob(x) + log_likelihood - mixture.posterior_log_prob(x, y, SIGMA)
-    )
+    log_evidence = mixture.log_prob(x) + log_likelihood - mixture.posterior_log_prob(x, y, SIGMA)
     wider = GaussianMixture(mixture.means, mixture.weights, mixture.variance + SIGMA**2)
     assert torch.allclose(log_evidence, wider.log_prob(y).unsqueeze(1).expand(-1, 50), atol=1e-10)
 

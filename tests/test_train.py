@@ -14,19 +14,20 @@ from pathlib import Path
 
 import pytest
 import torch
+from lightning_fabric import Fabric
 from torch import Tensor
 
-from posterior_trees import Tree, load, store
+from posterior_trees import LeafBalancer, Tree, load, store
 from posterior_trees.build import build_predictor
 from posterior_trees.data import DataError, ImageSet
 from posterior_trees.health import Health, perplexity
-from posterior_trees.loss import Objective, epsilon_at
+from posterior_trees.loss import Objective, epsilon_at, probability_loss, tree_loss
 from posterior_trees.measure import Inpaint
 from posterior_trees.predictor import TreePredictor
 from posterior_trees.recipe import OptimizerSpec
 from posterior_trees.run import Run, RunError, read_log
 from posterior_trees.schedule import Schedule
-from posterior_trees.train import fit, make_optimizer
+from posterior_trees.train import Trainer, fit, make_optimizer
 
 FAST = ("optimizer.lr=0.02", "optimizer.head_lr=0.02")
 EVERYTHING = (
@@ -108,25 +109,48 @@ def test_leaves_stay_together_at_epsilon_1_and_then_specialise(
     assert sorted(lefts.tolist()) == [False, True]
 
 
-def test_depth_0_is_plain_mse_training(tmp_path, recipe, images):
-    """The same weights as a hand-written loop: mean squared error, SGD with momentum."""
-    chosen = recipe("tree.depth=0", "network.width=4", "optimizer.name=sgd", "optimizer.lr=0.1",
-                    "training.batch_size=24", "training.epochs=5")  # fmt: skip
-    trained = train(chosen, tmp_path, images).network.state_dict()
-    torch.manual_seed(chosen.seed)
-    predictor = build_predictor(chosen)
-    started = {k: v.clone() for k, v in predictor.network.state_dict().items()}
+def train_by_hand(recipe, x: Tensor, steps: int, loss_of) -> dict[str, Tensor]:
+    """The recipe's network after some steps of SGD on the whole set, without the library's loop."""
+    torch.manual_seed(recipe.seed)
+    predictor = build_predictor(recipe)
     optimizer = torch.optim.SGD(predictor.parameters(), lr=0.1, momentum=0.9)
-    x, _ = images[0].batch(range(24))
-    for _ in range(5):
-        (predictor(predictor.measure(x)).root - x).square().mean().backward()
+    for step in range(steps):
+        loss_of(predictor(predictor.measure(x)), step).backward()
         optimizer.step()
         optimizer.zero_grad()
-    for name, weight in predictor.network.state_dict().items():
+    return predictor.network.state_dict()
+
+
+SGD = ("optimizer.name=sgd", "optimizer.lr=0.1", "optimizer.head_lr=0.1", "training.batch_size=24",
+       "training.epochs=5")  # fmt: skip
+
+
+def test_depth_0_is_plain_mse_training(tmp_path, recipe, images):
+    chosen = recipe(*SGD, "tree.depth=0", "network.width=4")
+    trained = train(chosen, tmp_path, images).network.state_dict()
+    x, _ = images[0].batch(range(24))
+    by_hand = train_by_hand(chosen, x, 5, lambda tree, step: (tree.root - x).square().mean())
+    for name, weight in by_hand.items():
         torch.testing.assert_close(trained[name], weight, rtol=1e-4, atol=1e-6)
-    moved = max((trained[k] - started[k]).abs().max() for k in started)
-    assert moved > 0.01
+    start = train_by_hand(chosen, x, 0, None)
+    assert max((trained[k] - start[k]).abs().max() for k in start) > 0.01
     assert {line["leaf_usage"][0] for line in log_of(tmp_path)} == {1.0}
+
+
+@pytest.mark.parametrize(("probability", "beta"), [("cross_entropy", 0.7), ("paper", 0.0)])
+def test_the_loop_minimises_the_losses_of_the_contract(tmp_path, recipe, images, probability, beta):
+    """Squared errors at the epoch's ε, plus β · (squared error of the root) · cross-entropy."""
+    chosen = recipe(*SGD, "tree.depth=2", "loss.beta=0.7", f"loss.probability={probability}")
+    trained = train(chosen, tmp_path, images).network.state_dict()
+    x, _ = images[0].batch(range(24))
+
+    def loss_of(tree: Tree, step: int) -> Tensor:
+        scale = (tree.root - x).square().mean().detach()
+        squared = tree_loss(tree, x, epsilon_at(step, 1.0, 0.5))
+        return (squared + beta * scale * probability_loss(tree, x)).mean()
+
+    for name, weight in train_by_hand(chosen, x, 5, loss_of).items():
+        torch.testing.assert_close(trained[name], weight, rtol=1e-3, atol=1e-5, msg=name)
 
 
 def test_the_average_has_the_half_life_it_was_given(tmp_path, recipe, images):
@@ -267,10 +291,20 @@ def test_without_the_balancer_usage_is_the_frequency(tmp_path, recipe, blobs):
     assert min(log_of(tmp_path)[-1]["leaf_usage"]) == pytest.approx(0.125)
 
 
+def test_the_balancers_weights_multiply_the_loss(tmp_path, recipe, images, monkeypatch):
+    """With weights of 0 nothing is learned, neither images nor probabilities."""
+    monkeypatch.setattr(LeafBalancer, "weights", lambda self, indices: torch.zeros(len(indices)))
+    chosen = recipe(*SGD, "balancer.is_on=true", "balancer.start=0")
+    trained = train(chosen, tmp_path, images).network.state_dict()
+    torch.manual_seed(chosen.seed)
+    for name, weight in build_predictor(chosen).network.state_dict().items():
+        assert torch.equal(trained[name], weight)
+
+
 def test_patches_and_augmentation(tmp_path, recipe, blobs):
-    """Training sees 16×16 windows of 24×24 images; validation sees whole ones, padded to 32×32."""
+    """Training takes random 16×16 windows of 32×32 images; validation a fixed grid of four."""
     large = [
-        ImageSet(s.x.repeat_interleave(3, dim=2).repeat_interleave(3, dim=3))
+        ImageSet(s.x.repeat_interleave(4, dim=2).repeat_interleave(4, dim=3))
         for s in (blobs(24), blobs(8, seed=1))
     ]
     chosen = recipe("measurement.kind=denoise", "data.patch=16", "data.augment=symmetries", *FAST)
@@ -279,7 +313,7 @@ def test_patches_and_augmentation(tmp_path, recipe, blobs):
         lambda network, inputs: seen.append((network.training, tuple(inputs[0].shape)))
     )
     train(chosen, tmp_path, tuple(large), predictor=predictor)
-    assert set(seen) == {(True, (8, 1, 16, 16)), (False, (8, 1, 32, 32))}
+    assert set(seen) == {(True, (8, 1, 16, 16)), (False, (32, 1, 16, 16))}
     log = log_of(tmp_path)
     assert log[-1]["val_loss"] < log[0]["val_loss"]
 
@@ -366,13 +400,18 @@ def test_a_dead_leaf_is_announced_with_advice(tmp_path, recipe, images):
     assert "loss.epsilon_scale" in warning
 
 
+def made_up_loss(values: Tensor, leaf: Tensor) -> Objective:
+    """`values` as the squared loss, multiples of them as the other parts, and winning leaves."""
+    parts = {"squared": values, "nll": 2 * values, "entropy": 3 * values, "root": 4 * values}
+    return Objective(**(dict.fromkeys(Objective._fields, leaf) | parts))
+
+
 def test_no_dead_leaf_is_announced_while_all_leaves_still_learn():
     health = Health(2, torch.device("cpu"))
     zeros = torch.zeros(4)
     leaf = torch.zeros(4, dtype=torch.long)
     for epsilon, is_warned in ((1.0, False), (0.01, True)):
-        loss = Objective(zeros, zeros, zeros, zeros, leaf)
-        health.note(health.sum(loss), leaf)
+        health.note(health.sum(made_up_loss(zeros, leaf)), leaf)
         line = health.summary(epsilon)
         assert line["leaf_usage"] == [1.0, 0.0]
         assert ("warning" in line) == is_warned
@@ -381,8 +420,7 @@ def test_no_dead_leaf_is_announced_while_all_leaves_still_learn():
 def test_health_is_the_mean_over_the_epoch_and_then_starts_again():
     health = Health(3, torch.device("cpu"))
     for start in (0.0, 4.0):
-        values = torch.arange(4.0) + start
-        loss = Objective(values, 2 * values, 3 * values, 4 * values, torch.tensor([0, 1, 1, 2]))
+        loss = made_up_loss(torch.arange(4.0) + start, torch.tensor([0, 1, 1, 2]))
         health.note(health.sum(loss), loss.leaf)
     again = Health(3, torch.device("cpu"))
     again.load_state_dict(health.state_dict())
@@ -425,16 +463,42 @@ def test_a_nan_loss_stops_the_run_and_keeps_the_last_good_state(tmp_path, recipe
     assert_same_run(tmp_path / "a", tmp_path / "b")
 
 
-def test_an_exploding_run_never_saves_broken_weights(tmp_path, recipe, blobs):
-    """A step can break the weights while its own loss was still finite."""
+def test_a_step_that_breaks_the_weights_is_not_saved(tmp_path, recipe, images):
+    """Its own loss was still finite: only the gradient was not."""
+    chosen = recipe("training.save_seconds=0", "training.epochs=2")
+    torch.manual_seed(chosen.seed)
+    predictor, calls = build_predictor(chosen), iter(range(1, 100))
+    predictor.network.to_image.bias.register_hook(
+        lambda gradient: gradient * (math.nan if next(calls) == 3 else 1)
+    )
+    with pytest.raises(RunError, match="a weight became NaN or infinite near step 3"):
+        train(chosen, tmp_path / "a", images, predictor=predictor)
+    assert store.read_facts(tmp_path / "a" / "state.safetensors")["state"]["step"] == 2
+    train(chosen, tmp_path / "a", images)
+    train(chosen, tmp_path / "b", images)
+    assert_same_run(tmp_path / "a", tmp_path / "b")
+
+
+def test_broken_weights_are_never_written(tmp_path, recipe, blobs):
+    chosen = recipe()
+    fabric = Fabric(accelerator="cpu", devices=1)
+    predictor, run = build_predictor(chosen), Run(tmp_path, chosen)
+    trainer = Trainer(chosen, predictor, blobs(8), None, fabric, run)
+    trainer.save()
+    (tmp_path / "state.safetensors").unlink()
+    with torch.no_grad():
+        predictor.network.to_image.weight[0] = math.inf
+    with pytest.raises(RunError, match="NaN or infinite"):
+        trainer.save()
+    assert not (tmp_path / "state.safetensors").exists()
+
+
+def test_a_learning_rate_that_explodes_ends_in_advice(tmp_path, recipe, blobs):
     changes = ("optimizer.name=sgd", "optimizer.lr=1e38", "optimizer.head_lr=1e38")
-    chosen = recipe(*changes, "training.save_seconds=0")
-    for _ in range(2):
-        with pytest.raises(RunError, match="NaN or infinite"):
-            train(chosen, tmp_path, (blobs(24), None))
-    for file in (tmp_path / "state.safetensors", tmp_path / "best.safetensors"):
-        if file.is_file():
-            assert all(v.isfinite().all() for v in store.read(file)[0].values())
+    with pytest.raises(
+        RunError, match=r"Lower optimizer\.lr \(now 1e\+38\), set optimizer\.clip=1\.0"
+    ):
+        train(recipe(*changes, "training.save_seconds=0"), tmp_path, (blobs(24), None))
 
 
 def test_a_run_of_another_recipe_is_refused(tmp_path, recipe, images):
@@ -478,7 +542,7 @@ def test_the_log_is_cut_back_to_the_state(tmp_path, recipe):
 
 
 def test_a_run_killed_before_its_first_save_starts_its_log_again(tmp_path, recipe, images):
-    Run(tmp_path, recipe()).log({"step": 3, "epoch": 1})
+    Run(tmp_path, recipe("tree.branching=3")).log({"step": 3, "epoch": 1})  # nothing to lose yet
     (tmp_path / "state.safetensors.abc.part").write_bytes(b"half")
     train(recipe(), tmp_path, images)
     assert [line["epoch"] for line in log_of(tmp_path)] == [1, 2, 3]
@@ -501,21 +565,43 @@ def stop_at(last: int):
     return watch
 
 
-@pytest.mark.parametrize("save_seconds", [0, 1e9])
+@pytest.mark.parametrize(
+    "save_seconds", [(0, 0, 0, 0, 0), (0, 1e9, 0, 1e9, 0), (1e9,) * 5], ids=str
+)
 def test_a_stopped_run_goes_on_bit_for_bit(tmp_path, recipe, images, save_seconds):
-    """With everything on: noise, augmentation, dropout, batch norm, balancer, average, plateau."""
-    chosen = recipe(
-        *EVERYTHING, *FAST, f"training.save_seconds={save_seconds}", "training.epochs=4"
-    )
-    train(chosen, tmp_path / "whole", images)
-    for last in (0, 3, 4, 8, 10):
+    """With everything on: noise, augmentation, dropout, batch norm, balancer, average.
+
+    What a run did after its last save is done again, and its log lines are written again.
+    """
+    changes = (*EVERYTHING, *FAST, "training.epochs=4")
+    train(recipe(*changes), tmp_path / "whole", images)
+    for last, seconds in zip((0, 3, 4, 8, 10), save_seconds, strict=True):
+        chosen = recipe(*changes, f"training.save_seconds={seconds}")
         with pytest.raises(StoppedError):
             train(chosen, tmp_path / "parts", images, watch=stop_at(last))
-        assert (tmp_path / "parts" / "state.safetensors").is_file() == (save_seconds == 0)
+    assert (tmp_path / "parts" / "state.safetensors").is_file() == (0 in save_seconds)
+    for _ in range(2):  # the second time finds a finished run, and leaves it as it is
+        train(recipe(*changes), tmp_path / "parts", images)
+        assert_same_run(tmp_path / "parts", tmp_path / "whole")
+
+
+def test_a_plateau_and_the_best_model_are_remembered(tmp_path, recipe, images, monkeypatch):
+    """The validation loss never falls: the rate does, and the first model stays the best."""
+    import posterior_trees.train as module
+
+    real = module.validate
+    monkeypatch.setattr(module, "validate", lambda *a: {**real(*a), "val_loss": 1.0})
+    chosen = recipe("optimizer.patience=1", "training.save_seconds=0", "training.epochs=5")
+    train(chosen, tmp_path / "whole", images)
+    for last in (6, 10):
+        with pytest.raises(StoppedError):
+            train(chosen, tmp_path / "parts", images, watch=stop_at(last))
     train(chosen, tmp_path / "parts", images)
     assert_same_run(tmp_path / "parts", tmp_path / "whole")
-    train(chosen, tmp_path / "parts", images)  # a finished run stays as it is
-    assert_same_run(tmp_path / "parts", tmp_path / "whole")
+    assert [line["lr"] for line in log_of(tmp_path / "whole")] == pytest.approx(
+        [1e-3, 1e-3, 1e-3, 1e-4, 1e-4]
+    )
+    assert store.read_facts(tmp_path / "parts" / "best.safetensors")["about"]["epochs"] == 1
 
 
 BALANCED = ("balancer.is_on=true", "balancer.start=0")
@@ -524,6 +610,7 @@ MEMORIES = {
     "drawn": (*BALANCED, "balancer.is_greedy=false"),
     "exact": (*BALANCED, "balancer.is_exact=true"),
     "cosine": ("optimizer.schedule=cosine", "tree.depth=0", "network.width=2"),
+    "conscience": ("tree.depth=2", "loss.conscience=1.0", "loss.epsilon_start=0", "data.repeat=2"),
 }
 
 

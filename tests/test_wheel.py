@@ -73,9 +73,10 @@ def test_the_demo_runs_from_the_wheel_in_an_empty_environment(wheel: Path, tmp_p
     ask = "import sysconfig; print(sysconfig.get_path('purelib'))"
     site = Path(run(python, "-c", ask, cwd=tmp_path).strip())
     (package,) = Distribution.discover(name="posterior-trees", path=[str(site)])
-    for needed in find_dependencies(package.requires or []).values():
-        for top in {file.parts[0] for file in needed.files or []} - {"..", "__pycache__"}:
-            (site / top).symlink_to(Path(str(needed.locate_file(top))))
+    needed = find_dependencies(package.requires or []).values()
+    tops = {file.parts[0]: dist for dist in needed for file in dist.files or []}  # some share one
+    for top in tops.keys() - {"..", "__pycache__"}:
+        (site / top).symlink_to(Path(str(tops[top].locate_file(top))))
 
     ask = "import posterior_trees; print(posterior_trees.__file__)"
     assert Path(run(python, "-c", ask, cwd=tmp_path).strip()).is_relative_to(site)

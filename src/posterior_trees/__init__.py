@@ -1,12 +1,13 @@
 """Posterior Trees: a tree of answers for image restoration, in one forward pass.
 
 The public names, in the order of the data flow:
-measurement → network → predictor → tree → loss / metrics.
+measurement → network → predictor → tree → loss / metrics / explorer.
 """
 
 from posterior_trees.balance import LeafBalancer
 from posterior_trees.baselines import hierarchical_kmeans
 from posterior_trees.checkpoint import load
+from posterior_trees.explore import show
 from posterior_trees.loss import epsilon_at, probability_loss, tree_loss
 from posterior_trees.measure import Colorize, Denoise, Downsample, Inpaint, Measurement, Paired
 from posterior_trees.metrics import entropy, nll, psnr
@@ -35,6 +36,7 @@ __all__ = [
     "nll",
     "probability_loss",
     "psnr",
+    "show",
     "tree_loss",
     "wrap",
 ]

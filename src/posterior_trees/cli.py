@@ -50,6 +50,18 @@ def make_parser() -> argparse.ArgumentParser:
     train.add_argument("--dry-run", action="store_true", help="print the resolved recipe and stop")
     train.set_defaults(run=run_train)
 
+    study = commands.add_parser("study", help="train, judge, draw and export several recipes")
+    study.add_argument("recipes", nargs="+", type=Path, metavar="RECIPE")
+    study.add_argument("--out", type=Path, required=True, help="folder for what comes out")
+    study.add_argument("--runs", type=Path, default=Path("runs"), help="folder of the runs [runs]")
+    _add_data(study)
+    study.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="changes",
+                       help="change a key of all recipes")  # fmt: skip
+    study.add_argument("--minutes", type=float, help="stop training then; run again to continue")
+    study.add_argument("--plain", action="store_true", help="also train plain MSE counterparts")
+    study.add_argument("--accelerator", default="auto", help="auto, cuda, mps or cpu [auto]")
+    study.set_defaults(run=run_study)
+
     evaluate = commands.add_parser("evaluate", help="PSNR, NLL and leaf use of a model on a split")
     _add_model(evaluate)
     _add_data(evaluate)
@@ -64,6 +76,11 @@ def make_parser() -> argparse.ArgumentParser:
     predict.add_argument("--out", type=Path, required=True, help="folder to write")
     predict.add_argument("--resize", action="store_true", help="cut and resize to the model's mask")
     predict.add_argument("--invert", action="store_true", help="exchange black and white first")
+    predict.add_argument("--levels", type=float, nargs=2, metavar=("LO", "HI"),
+                         help="stored values that become black and white")  # fmt: skip
+    predict.add_argument("--gamma", type=float, default=1.0, help="then raise to this power [1]")
+    predict.add_argument("--count", action="store_true", help="count the nuclei in every leaf")
+    predict.add_argument("--threshold", type=float, help="nuclei are brighter, 0 to 1 [Otsu's]")
     predict.set_defaults(run=run_predict)
 
     figure = commands.add_parser("figure", help="paper-style figure of trees of a split's images")
@@ -91,7 +108,15 @@ def make_parser() -> argparse.ArgumentParser:
     data = commands.add_parser("data", help="which data sets are there, and how to get the others")
     _add_data(data)
     data.add_argument("--download", metavar="NAME", help="fetch a set that may be fetched: mnist")
+    data.add_argument("--edges", metavar="NAME", help="keep edge maps beside a set: shoes128")
     data.set_defaults(run=run_data)
+
+    from posterior_trees.cli_baselines import add_baseline, add_compare
+    from posterior_trees.explore.cli import add_explore
+
+    add_explore(commands)
+    add_baseline(commands)
+    add_compare(commands)
     return parser
 
 
@@ -121,19 +146,39 @@ def run_train(arguments: argparse.Namespace) -> None:
             report=progress.epoch,
             watch=progress.steps,
         )
-    print(f"done: {arguments.out}/best.safetensors (evaluate it with: "
-          f"ptrees evaluate {arguments.out} --data DIR)")  # fmt: skip
+    if os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0")) == "0":
+        print(f"done: {arguments.out}/best.safetensors (evaluate it with: "
+              f"ptrees evaluate {arguments.out} --data DIR)")  # fmt: skip
+
+
+def run_study(arguments: argparse.Namespace) -> None:
+    from posterior_trees.study import run_study as run
+
+    rows = run(
+        arguments.recipes,
+        arguments.out,
+        data=data_folder(arguments),
+        runs=arguments.runs,
+        minutes=arguments.minutes,
+        changes=arguments.changes,
+        with_plain=arguments.plain,
+        accelerator=arguments.accelerator,
+        say=lambda text: print(text, flush=True),
+    )
+    failed = [row["name"] for row in rows if row["state"] == "failed"]
+    if failed:
+        raise RuntimeError(f"{', '.join(failed)} failed; {arguments.out}/study.json says why")
 
 
 def run_evaluate(arguments: argparse.Namespace) -> None:
     from posterior_trees.checkpoint import load, load_recipe
-    from posterior_trees.data import load_split
+    from posterior_trees.data import load_evaluation
     from posterior_trees.evaluate import report, score, seconds_per_image
     from posterior_trees.progress import track
     from posterior_trees.store import write_bytes
 
     recipe, predictor = load_recipe(arguments.model), load(arguments.model)
-    images = load_split(recipe.data, data_folder(arguments), arguments.split)
+    images = load_evaluation(recipe.data, data_folder(arguments), arguments.split)
     if arguments.limit is not None:
         if arguments.limit < 1:
             raise ValueError(f"--limit is {arguments.limit}; it must be at least 1")
@@ -159,13 +204,14 @@ def run_predict(arguments: argparse.Namespace) -> None:
         print(f"ptrees predict: {message}", file=sys.stderr)
 
     predictor = load(arguments.model)
-    options = {"resize": arguments.resize, "invert": arguments.invert}
+    names = ("resize", "invert", "levels", "gamma")
     try:
         written = predict_files(
             predictor,
             arguments.images,
             arguments.out,
-            **options,
+            **{name: getattr(arguments, name) for name in names},
+            also=nucleus_counter(arguments),
             warn=warn,
             watch=track("predicting"),
         )
@@ -173,17 +219,41 @@ def run_predict(arguments: argparse.Namespace) -> None:
         print_paths(error.written)
         raise
     print_paths(written)
+    if arguments.count:
+        print_counts(written)
+
+
+def nucleus_counter(arguments: argparse.Namespace):
+    """What `predict --count` writes beside each tree; None without it."""
+    if not arguments.count:
+        if arguments.threshold is not None:
+            raise ValueError("--threshold is for counting: add --count")
+        return None
+    from posterior_trees.count import count_nuclei, write_count
+
+    return lambda tree, folder: write_count(count_nuclei(tree, arguments.threshold), tree, folder)
+
+
+def print_counts(written: list[Path]) -> None:
+    from rich.console import Console
+
+    from posterior_trees.count import count_table
+
+    for folder in written:
+        if (folder / "count.json").is_file():
+            facts = json.loads((folder / "count.json").read_text(encoding="utf-8"))
+            Console().print(count_table(facts, folder.name))
 
 
 def run_figure(arguments: argparse.Namespace) -> None:
     from posterior_trees.checkpoint import load, load_recipe
-    from posterior_trees.data import load_split
+    from posterior_trees.data import load_evaluation
     from posterior_trees.examples import save_examples
 
     if arguments.count < 1:
         raise ValueError(f"--count is {arguments.count}; it must be at least 1")
     recipe, predictor = load_recipe(arguments.model), load(arguments.model)
-    images = load_split(recipe.data, data_folder(arguments), arguments.split)
+    images = load_evaluation(recipe.data, data_folder(arguments), arguments.split)
     save_examples(
         arguments.out,
         predictor,
@@ -214,11 +284,14 @@ def run_toy(arguments: argparse.Namespace) -> None:
 def run_data(arguments: argparse.Namespace) -> None:
     from rich.console import Console
 
-    from posterior_trees.data import download, report
+    from posterior_trees.data import download, report, store_edges
+    from posterior_trees.progress import track
 
     folder = data_folder(arguments, Path("data"))
     if arguments.download:
         print_paths(download(arguments.download, folder))
+    if arguments.edges:
+        print_paths([store_edges(folder, arguments.edges, track("drawing edges"))])
     Console().print(report(folder))
 
 

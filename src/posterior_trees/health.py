@@ -45,13 +45,14 @@ class Health:
             "nll": nll,
             "entropy": entropy,
             "leaf_usage": [round(share, 5) for share in usage],
+            "leaves_in_use": round(perplexity(usage), 2),
         }
         dead = [leaf for leaf, share in enumerate(usage) if share < DEAD]
         if dead and epsilon < 0.05:
             line["warning"] = (
-                f"leaves {dead} are reached by fewer than {DEAD:.1%} of the images: switch the "
-                "balancer on (balancer.is_on=true), anneal longer (loss.epsilon_scale), or use a "
-                "smaller tree"
+                f"leaves {dead} are reached by fewer than {DEAD:.1%} of the images: anneal longer "
+                "(loss.epsilon_scale), switch the balancer on (balancer.is_on=true) if it is off, "
+                "or use a smaller tree"
             )
         self.usage.zero_()
         self.sums.zero_()

@@ -53,6 +53,7 @@ class Objective(NamedTuple):
     entropy: Float[Tensor, "b"]
     root: Float[Tensor, "b"]
     leaf: Int[Tensor, "b"]
+    taught: Int[Tensor, "b"] | None = None
 
     def total(self, beta: float, scale: Float[Tensor, ""]) -> Float[Tensor, "b"]:
         """Squared errors plus `beta` times the probability loss in units of `scale`, the batch mean
@@ -62,19 +63,29 @@ class Objective(NamedTuple):
 
 
 def objective(
-    tree: Tree, x: Float[Tensor, "b *shape"], epsilon: float | int | Tensor = 0.0
+    tree: Tree,
+    x: Float[Tensor, "b *shape"],
+    epsilon: float | int | Tensor = 0.0,
+    handicaps: Sequence[Float[Tensor, "_"]] | None = None,
 ) -> Objective:
-    """Both losses in one pass over the nodes."""
+    """Both losses in one pass over the nodes.
+
+    With `handicaps` (a factor for the nodes of each level) the squared errors follow the path of
+    the smallest error times handicap; see `conscience.py`. All else follows the path as it is.
+    """
     errors = tree.errors(x)
-    winners = tree.winners(errors)
+    winners = taught = tree.winners(errors)
     path = tree.follow(winners)
+    if handicaps is not None:
+        taught = tree.winners([e * h for e, h in zip(errors, handicaps, strict=True)])
     log_probs = tree.log_probs[-1]
     return Objective(
-        squared=_weigh(tree, errors, winners, epsilon),
+        squared=_weigh(tree, errors, taught, epsilon),
         nll=_path_nll(tree, path),
         entropy=-(log_probs.exp() * log_probs.clamp(min=-1e30)).sum(dim=1).detach(),
         root=errors[0][:, 0].detach(),
         leaf=path[:, -1],
+        taught=None if handicaps is None else tree.follow(taught)[:, -1],
     )
 
 

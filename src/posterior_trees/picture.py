@@ -52,10 +52,19 @@ def as_picture(
 
 
 def read_picture(
-    file: str | PathLike[str], predictor: TreePredictor, resize: bool = False
+    file: str | PathLike[str],
+    predictor: TreePredictor,
+    resize: bool = False,
+    levels: Sequence[float | int] | None = None,
+    gamma: float | int = 1.0,
 ) -> Float[Tensor, "1 c h w"]:
-    """The picture in a file; `resize` cuts its centre and brings it to the size of the mask of a
-    model that has one."""
+    r"""The picture in a file; `resize` cuts its centre and brings it to the size of the mask of a
+    model that has one.
+
+    `levels` are the stored values (0 to 255, or to 65535) that become black and white, and `gamma`
+    bends what is between: $v \mapsto \operatorname{clip}(\tfrac{v - lo}{hi - lo}, 0, 1)^\gamma$.
+    A camera's 12 bits in a 16-bit file need them.
+    """
     path, wanted = Path(file), _channels(predictor)[0]
     if wanted not in (1, 3):
         raise DataError(f"this model takes {wanted} channels, a file has 1 or 3: give a tensor")
@@ -65,9 +74,22 @@ def read_picture(
         raise DataError(f"{path} does not exist. Check the name")
     with path.open("rb") as opened:
         stored = decode(opened, str(path), wanted, _mask_size(predictor) if resize else ())
-    pixels = to_float(torch.from_numpy(stored.copy())).unsqueeze(0)
+    if not gamma > 0:
+        raise ValueError(f"gamma is {gamma:g}; it must be positive (0.5 is the square root)")
+    if levels is None:
+        pixels = to_float(torch.from_numpy(stored.copy()))
+    else:
+        pixels = _stretch(stored, *levels)
+    pixels = pixels.pow(gamma).unsqueeze(0) if gamma != 1 else pixels.unsqueeze(0)
     _check_size(pixels, predictor, str(path))
     return pixels
+
+
+def _stretch(stored: np.ndarray, low: float | int, high: float | int) -> Tensor:
+    if not low < high:
+        raise ValueError(f"the levels are {low:g} and {high:g}; the first must be the lower one")
+    values = torch.from_numpy(stored.astype(np.float32))
+    return values.sub(low).div(high - low).clamp(0, 1)
 
 
 def brightness_range(

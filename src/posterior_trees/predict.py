@@ -6,6 +6,7 @@ out/<stem>/node_<path>.png   every node: `root`, `0`, `0.1`, … by child number
 out/<stem>/tree.safetensors  the tree itself, unclipped (`Tree.load`)
 out/<stem>/tree.json         `{"schema": 1, "picture", "model", "branching", "size", "nodes":
                              [{"path": [0, 1], "probability", "image": "node_0.1.png"}…]}`
+out/<stem>/count*            with `--count`: the nuclei in the leaves, see `count.py`
 """
 
 import json
@@ -53,6 +54,9 @@ def predict_files(
     *,
     resize: bool = False,
     invert: bool = False,
+    levels: Sequence[float | int] | None = None,
+    gamma: float | int = 1.0,
+    also: Callable[[Tree, Path], object] | None = None,
     warn: Callable[[str], object] = warnings.warn,
     watch: Callable = iter,
 ) -> list[Path]:
@@ -61,18 +65,19 @@ def predict_files(
 
     A folder holds `tree.png`, `tree.safetensors`, `tree.json` and `node_<path>.png` of every node,
     and appears whole or not at all. Pictures that fail do not stop the others: the `PictureError`
-    at the end names them all.
+    at the end names them all. `levels` and `gamma` are those of `read_picture`, and
+    `also(tree, folder)` may write more files into a folder.
     """
     is_new = not Path(out).exists()
     out = make_folder(out)
     shown, folders, problems = [], [], []
     for file, folder in watch(list(zip(files, _choose_folders(files, out), strict=True))):
         try:
-            pixels = read_picture(file, predictor, resize)
+            pixels = read_picture(file, predictor, resize, levels, gamma)
             pixels = 1 - pixels if invert else pixels
             if misfit := describe_misfit(pixels, predictor, invert):
                 warn(f"{file}: {misfit}")
-            shown.append(_predict(predictor, pixels, folder, str(file)))
+            shown.append(_predict(predictor, pixels, folder, str(file), also))
             folders.append(folder)
         except (ValueError, RuntimeError, OSError, MemoryError, SafetensorError) as error:
             text = str(error) or type(error).__name__
@@ -95,12 +100,14 @@ class Shown(NamedTuple):
     y: Tensor
 
 
-def _predict(predictor: TreePredictor, pixels: Tensor, folder: Path, file: str) -> Shown:
+def _predict(
+    predictor: TreePredictor, pixels: Tensor, folder: Path, file: str, also: Callable | None
+) -> Shown:
     """Predict one picture's tree and write its folder."""
     tree = predictor.predict(pixels).to("cpu")
     y = predictor.measurement.observe(pixels.to(predictor.device)).cpu()
     small = Shown(folder.name, _map_images(tree, _shrink), _shrink(y))
-    _write(folder, tree, small, {"picture": file, "model": predictor.name})
+    _write(folder, tree, small, {"picture": file, "model": predictor.name}, also)
     return small
 
 
@@ -135,7 +142,9 @@ def _is_foreign(folder: Path) -> bool:
     return folder.exists() and not (folder / "tree.json").is_file()
 
 
-def _write(folder: Path, tree: Tree, small: Shown, facts: dict[str, str]) -> None:
+def _write(
+    folder: Path, tree: Tree, small: Shown, facts: dict[str, str], also: Callable | None
+) -> None:
     """Fill a folder beside the final one, then put it in its place."""
     part = folder.with_name(f".{folder.name}.part")
     shutil.rmtree(part, ignore_errors=True)
@@ -146,10 +155,12 @@ def _write(folder: Path, tree: Tree, small: Shown, facts: dict[str, str]) -> Non
         layout = {"branching": list(tree.branching), "size": list(tree.shape[1:])}
         table = {"schema": SCHEMA, **facts, **layout, "nodes": _write_nodes(part, tree)}
         (part / "tree.json").write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
+        if also:
+            also(tree, part)
         if not folder.exists():
             part.rename(folder)
             return
-        for old in folder.glob("node_*.png"):
+        for old in (*folder.glob("node_*.png"), *folder.glob("count*")):
             old.unlink()
         for new in part.iterdir():
             os.replace(new, folder / new.name)

@@ -8,7 +8,7 @@ below gives the probabilities of the cells.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import permutations, product
+from itertools import combinations, permutations, product
 from pathlib import Path
 
 import torch
@@ -16,7 +16,6 @@ from jaxtyping import Float
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
-from matplotlib.gridspec import GridSpec
 from matplotlib.patheffects import withStroke
 from torch import Tensor
 
@@ -25,12 +24,12 @@ from posterior_trees.networks.mlp import TreeMLP
 from posterior_trees.toys import GaussianMixture
 from posterior_trees.tree import Tree, grow
 
-POINT = (-2.0, 4.5)
-MORE_POINTS = ((-4.5, 1.0), (0.0, 3.0), (3.5, 3.0))
+POINT = (-3.5, 4.5)
+MORE_POINTS = ((-1.0, 0.0), (0.0, 3.3), (2.0, 5.4))
 SAMPLES, PAIRS, SEED = 10_000, 70, 7
 WINDOW = (-9.5, 4.5), (-4.9, 9.1)
 SIDE = 281
-INK, FAINT, RED = "#22262e", "#9aa0a8", "#c1272d"
+INK, FAINT, RED, DEEP = "#22262e", "#9aa0a8", "#c1272d", "#08306b"
 NODES = "#0072b2", "#b35900"
 LEAVES = "#004a7c", "#56b4e9", "#7a3d00", "#e69f00"
 PRIOR = LinearSegmentedColormap.from_list("prior", ["#ffffff", "#c6dbef", "#6baed6", "#2171b5"])
@@ -76,9 +75,8 @@ def save(out: Path, mixture: GaussianMixture, sigma: float, network: TreeMLP) ->
 def draw(scene: Scene) -> Figure:
     """Task, flat K-means, hierarchical K-means and the predicted tree, side by side."""
     figure = Figure(figsize=(12.6, 4.55))
-    grid = GridSpec(
-        2, 4, figure, 0.012, 0.015, 0.988, 0.925, wspace=0.05, hspace=0.04, height_ratios=(3.05, 1.0)
-    )
+    frame = {"left": 0.012, "right": 0.988, "bottom": 0.015, "top": 0.925}
+    grid = figure.add_gridspec(2, 4, height_ratios=(3, 1), wspace=0.05, hspace=0.04, **frame)
     task = figure.add_subplot(grid[0, 0])
     _draw_task(task, scene)
     _caption(task, "a", "Denoising task")
@@ -100,9 +98,9 @@ def draw_more(scenes: Sequence[Scene]) -> Figure:
     """One row per measurement: the three trees, and the samples coloured by the cells of each."""
     figure = Figure(figsize=(11.4, 3.35 * len(scenes) + 0.3))
     top = 1 - 0.32 / figure.get_figheight()
-    grid = GridSpec(
-        len(scenes), 4, figure, 0.01, 0.01, 0.99, top, 0.04, 0.04, width_ratios=(3, 3, 3, 1)
-    )
+    frame = {"left": 0.01, "right": 0.99, "bottom": 0.01, "top": top}
+    columns = {"width_ratios": (3, 3, 3, 1), "wspace": 0.04, "hspace": 0.04}
+    grid = figure.add_gridspec(len(scenes), 4, **columns, **frame)
     titles = "Flat K-means, K = 4", "Hierarchical K-means", "Posterior tree (ours)"
     for row, scene in enumerate(scenes):
         clusters = grid[row, 3].subgridspec(3, 1, hspace=0.06)
@@ -111,7 +109,7 @@ def draw_more(scenes: Sequence[Scene]) -> Figure:
             plane = figure.add_subplot(grid[row, column])
             _draw_posterior(plane, scene, tree, with_probabilities=True)
             small = figure.add_subplot(clusters[column])
-            _draw_clusters(small, scene, tree)
+            _draw_clusters(small, scene, tree, ("flat", "hier.", "ours")[column])
             if row == 0:
                 _caption(plane, "abc"[column], title)
             if row == column == 0:
@@ -121,23 +119,27 @@ def draw_more(scenes: Sequence[Scene]) -> Figure:
 
 def _in_order(tree: Tree) -> Tree:
     """The same tree with siblings from left to right, so that pictures do not depend on seeds."""
-    return min(_reorderings(tree), key=lambda t: (t.images[1][0, 0, 0].item(), t.leaves[0, ::2, 0].sum().item()))
+
+    def first_siblings(t: Tree) -> list[float]:
+        return [round(level[0, ::2, 0].sum().item(), 3) for level in t.images[1:]]
+
+    return min(_reorderings(tree), key=first_siblings)
 
 
 def _like(tree: Tree, other: Tree) -> Tree:
-    """The same tree with siblings in the order that puts its leaves nearest to those of another."""
-    return min(
-        _reorderings(tree), key=lambda t: (t.leaves - other.leaves).square().sum().item()
-    )
+    """The same tree with siblings in the order that brings its leaves nearest to another's."""
+    return min(_reorderings(tree), key=lambda t: (t.leaves - other.leaves).square().sum().item())
 
 
 def _reorderings(tree: Tree) -> list[Tree]:
-    """All trees that differ from this one by the order of siblings only (two levels at most)."""
-    first, *rest = [list(permutations(range(k))) for k in tree.branching]
+    """All trees that differ from this one, of one or two levels, by the order of siblings only."""
+    index = {path: number for number, path in enumerate(tree.paths(tree.depth))}
+    first, *second = tree.branching
     orders = []
-    for outer in first:
-        for inner in product(*(rest[0] for _ in outer)) if rest else [[(0,)] * len(outer)]:
-            orders.append([n * len(inner[n]) + m for n in outer for m in inner[n]])
+    for outer in permutations(range(first)):
+        for inner in product(*[permutations(range(k)) for k in second for _ in outer]):
+            paths = [(i, j) for i, js in zip(outer, inner, strict=False) for j in js]
+            orders.append([index[path] for path in paths or [(i,) for i in outer]])
     return [grow(tree.leaves[:, o], tree.log_probs[-1][:, o], tree.branching) for o in orders]
 
 
@@ -170,7 +172,7 @@ def _draw_task(axes: Axes, scene: Scene) -> None:
     y = x + scene.sigma * torch.randn(x.shape, generator=generator)
     axes.plot(*torch.stack([x, y]).permute(2, 0, 1).numpy(), color=FAINT, linewidth=0.5, zorder=2)
     axes.scatter(*y.T.numpy(), 13, "white", edgecolors=INK, linewidths=0.7, zorder=3)
-    axes.scatter(*x.T.numpy(), 13, "#08306b", linewidths=0, zorder=4)
+    axes.scatter(*x.T.numpy(), 13, DEEP, linewidths=0, zorder=4)
 
 
 def _draw_posterior(axes: Axes, scene: Scene, tree: Tree, with_probabilities: bool = False) -> None:
@@ -180,44 +182,57 @@ def _draw_posterior(axes: Axes, scene: Scene, tree: Tree, with_probabilities: bo
     _draw_borders(axes, tree, pixels)
     if tree.depth > 1:
         for node, color in zip(tree.images[1][0], NODES, strict=True):
-            axes.scatter(*node, 62, color, "^", edgecolors="white", linewidths=0.9, zorder=4)
+            axes.scatter(*node, 62, color, marker="^", edgecolors="white", linewidths=0.9, zorder=4)
     for leaf, color in zip(tree.leaves[0], LEAVES, strict=True):
-        axes.scatter(*leaf, 46, color, "o", edgecolors="white", linewidths=0.9, zorder=5)
+        axes.scatter(*leaf, 46, color, edgecolors="white", linewidths=0.9, zorder=5)
     mean = scene.mixture.posterior_mean(scene.y, scene.sigma)[0]
-    axes.scatter(*tree.root[0], 150, INK, "*", edgecolors="white", linewidths=0.9, zorder=6)
-    axes.scatter(*mean, 42, RED, "*", edgecolors="white", linewidths=0.5, zorder=7)
-    axes.scatter(*scene.y[0], 46, "none", "o", edgecolors=RED, linewidths=1.6, zorder=6)
+    axes.scatter(*tree.root[0], 150, INK, marker="*", edgecolors="white", linewidths=0.9, zorder=6)
+    axes.scatter(*mean, 42, RED, marker="*", edgecolors="white", linewidths=0.5, zorder=7)
+    axes.scatter(*scene.y[0], 110, "none", edgecolors=RED, linewidths=1.5, zorder=8)
     if with_probabilities:
-        for leaf, p in zip(tree.leaves[0], tree.probs[-1][0], strict=True):
-            axes.annotate(
-                f"{p:.2f}", leaf.tolist(), (0, 7), textcoords="offset points", ha="center",
-                fontsize=8, color=INK, path_effects=HALO, zorder=8,
-            )  # fmt: skip
+        _label_leaves(axes, tree)
+
+
+def _label_leaves(axes: Axes, tree: Tree) -> None:
+    """Probabilities next to the leaves, on the side away from the parent."""
+    level, k = tree.depth, tree.branching[-1]
+    parents = tree.images[level - 1][0].repeat_interleave(k, dim=0)
+    for leaf, parent, p in zip(tree.leaves[0], parents, tree.probs[level][0], strict=True):
+        away = 13 * torch.nn.functional.normalize(leaf - parent, dim=0)
+        axes.annotate(
+            f"{p:.2f}", (leaf[0], leaf[1]), (away[0], away[1]), textcoords="offset points",
+            ha="center", va="center", fontsize=8.5, color=INK, path_effects=HALO, zorder=9,
+        )  # fmt: skip
 
 
 def _draw_borders(axes: Axes, tree: Tree, pixels: Tensor) -> None:
-    """Dashed lines where the plane falls apart into the cells of each level."""
+    """Dashed lines between the cells of siblings: equally far from both, inside their parent."""
     points = pixels.reshape(-1, 2)
-    path = tree[torch.zeros(len(points), dtype=torch.long)].descend(points)
+    many = tree[torch.zeros(len(points), dtype=torch.long)]
+    errors, path = many.errors(points), many.descend(points)
     u, v = pixels[0, :, 0].numpy(), pixels[:, 0, 1].numpy()
-    for level in range(tree.depth, 0, -1):
-        parent, cell = path[:, level - 1], path[:, level]
-        for number in parent.unique():
-            inside = (parent == number).reshape(SIDE, SIDE)
-            for child in cell[parent == number].unique()[:-1]:
-                is_child = (cell == child).float().reshape(SIDE, SIDE)
-                is_child[~inside] = torch.nan
-                color = INK if level == 1 else NODES[int(number)]
-                axes.contour(
-                    u, v, is_child.numpy(), levels=[0.5], colors=[color],
-                    linestyles=[(0, (4, 2.5))], linewidths=1.5 if level == 1 else 1.2, zorder=3,
-                )  # fmt: skip
+    for level in range(1, tree.depth + 1):
+        for (one, left), (other, right) in combinations(enumerate(tree.paths(level)), 2):
+            if left[:-1] != right[:-1]:
+                continue
+            gap = errors[level][:, one] - errors[level][:, other]
+            is_far = (path[:, level] != one) & (path[:, level] != other)
+            gap = gap.masked_fill(is_far, torch.nan)
+            axes.contour(
+                u, v, gap.reshape(SIDE, SIDE).numpy(), levels=[0.0],
+                colors=[INK if level == 1 else NODES[left[0]]],
+                linestyles=[(0, (4, 2.5))], linewidths=1.4 if level == 1 else 1.2, zorder=3,
+            )  # fmt: skip
 
 
-def _draw_clusters(axes: Axes, scene: Scene, tree: Tree) -> None:
+def _draw_clusters(axes: Axes, scene: Scene, tree: Tree, name: str) -> None:
     _plane(axes)
     points = scene.samples[0]
     leaf = tree[torch.zeros(len(points), dtype=torch.long)].descend(points)[:, -1]
+    axes.annotate(
+        name, (0.05, 0.94), xycoords="axes fraction", va="top", fontsize=7.5, color=INK,
+        path_effects=HALO, zorder=4,
+    )  # fmt: skip
     for number, color in enumerate(LEAVES):
         axes.scatter(*points[leaf == number].T, 1.2, color, linewidths=0, rasterized=True)
 
@@ -226,30 +241,29 @@ def _draw_tree(axes: Axes, tree: Tree) -> None:
     """The layout with its probabilities; an edge is as wide as its node is likely."""
     axes.set(xlim=(-0.62, 3.62), ylim=(-0.42, 2.25))
     axes.axis("off")
-    centers = [torch.tensor([1.5]), torch.arange(4.0)]
-    heights = [1.85, 0.25]
-    colors: list[Sequence[str]] = [(INK,), LEAVES]
-    if tree.depth == 2:
-        centers.insert(1, torch.tensor([0.5, 2.5]))
-        heights.insert(1, 1.1)
-        colors.insert(1, NODES)
-    for level in range(tree.depth, -1, -1):
-        marker, size = {0: ("*", 150), tree.depth: ("o", 46)}.get(level, ("^", 62))
-        for number, p in enumerate(tree.probs[level][0].tolist()):
-            u, v, color = centers[level][number].item(), heights[level], colors[level][number]
+    marks = [("*", 150, (INK,)), ("^", 62, NODES), ("o", 46, LEAVES)]
+    if tree.depth == 1:
+        del marks[1]
+    place: dict[tuple[int, ...], tuple[float, float]] = {}
+    for level, (marker, size, colors) in enumerate(marks):
+        height, paths = 1.85 - 1.6 * level / tree.depth, tree.paths(level)
+        for number, (path, color) in enumerate(zip(paths, colors, strict=True)):
+            u, v = place[path] = (number + 0.5) * 4 / len(paths) - 0.5, height
+            p = tree.probs[level][0, number].item()
             if level:
-                above = centers[level - 1][number // tree.branching[level - 1]].item()
-                axes.plot(
-                    [above, u], [heights[level - 1], v], color=color, zorder=1,
-                    linewidth=0.7 + 5 * p, solid_capstyle="round", alpha=0.55,
-                )  # fmt: skip
-            axes.scatter(u, v, size, color, marker, edgecolors="white", linewidths=0.9, zorder=3)
-            side = 0 if level == tree.depth else (-1 if u < 1.5 else 1)
-            axes.annotate(
-                f"{p:.2f}", (u, v), (10 * side, -6 if side == 0 else 2), textcoords="offset points",
-                ha={-1: "right", 0: "center", 1: "left"}[side], va="top" if side == 0 else "center",
-                fontsize=9, color=INK, path_effects=HALO, zorder=4,
-            )  # fmt: skip
+                ends = zip(place[path[:-1]], (u, v), strict=True)
+                axes.plot(*ends, color=color, linewidth=0.7 + 5 * p, alpha=0.55, zorder=1)
+            axes.scatter(u, v, size, color, marker=marker, edgecolors="white", zorder=3)
+            _label_node(axes, (u, v), p, 0 if level == tree.depth else -1 if u < 1.5 else 1)
+
+
+def _label_node(axes: Axes, point: tuple[float, float], p: float, side: int) -> None:
+    """A probability at the left (−1) or right (1) of a node, or below it (0)."""
+    axes.annotate(
+        f"{p:.2f}", point, (10 * side, 2 if side else -6), textcoords="offset points",
+        ha={-1: "right", 0: "center", 1: "left"}[side], va="center" if side else "top",
+        fontsize=9, color=INK, path_effects=HALO, zorder=4,
+    )  # fmt: skip
 
 
 def _draw_legend(axes: Axes) -> None:
@@ -257,15 +271,15 @@ def _draw_legend(axes: Axes) -> None:
     axes.set(xlim=(0, 1), ylim=(0, 1))
     axes.axis("off")
     marks = [
-        ("clean points x", {"color": "#08306b", "marker": "o", "s": 18}),
-        ("their measurements y", {"color": "white", "marker": "o", "s": 18, "edgecolors": INK}),
-        ("measurement $y_t$ of (b–d)", {"color": "none", "marker": "o", "s": 46, "edgecolors": RED}),
-        ("root, predicted mean", {"color": INK, "marker": "*", "s": 120}),
-        ("analytic posterior mean", {"color": RED, "marker": "*", "s": 60}),
-        ("nodes of level 1", {"color": NODES[0], "marker": "^", "s": 50}),
-        ("leaves", {"color": LEAVES[1], "marker": "o", "s": 40}),
+        ("clean points x", "o", 16, DEEP, "none"),
+        ("their measurements y", "o", 16, "white", INK),
+        ("the measurement $y_t$ of (b–d)", "o", 70, "none", RED),
+        ("root: predicted posterior mean", "*", 110, INK, "none"),
+        ("analytic posterior mean", "*", 60, RED, "none"),
+        ("nodes of level 1", "^", 46, NODES[0], "none"),
+        ("leaves", "o", 40, LEAVES[1], "none"),
     ]
-    for row, (label, mark) in enumerate(marks):
-        height = 0.93 - row * 0.143
-        axes.scatter(0.14, height, **mark)
-        axes.annotate(label, (0.21, height), va="center", fontsize=9, color=INK)
+    for row, (label, marker, size, color, edge) in enumerate(marks):
+        height = 0.94 - row * 0.145
+        axes.scatter(0.12, height, size, color, marker=marker, edgecolors=edge)
+        axes.annotate(label, (0.19, height), va="center", fontsize=9, color=INK)

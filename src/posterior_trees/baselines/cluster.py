@@ -9,8 +9,8 @@ K-means minimises the within-cluster sum of squares
 $$ J = \sum_i \min_k \lVert x_i - c_k \rVert^2 $$
 
 with k-means++ seeds, Lloyd's iteration, and the best of a few restarts for every node. Only inner
-products between samples matter to it: $s$ samples of $D > s$ pixels are first rotated into their own
-$s$-dimensional span, which is exact and makes large pictures as cheap as small ones.
+products between samples matter to it: $s$ samples of $D > s$ pixels are first rotated into their
+own $s$-dimensional span, which is exact and makes large pictures as cheap as small ones.
 """
 
 import math
@@ -24,7 +24,7 @@ from posterior_trees.tree import Tree, grow, layout, level_sizes
 
 MAX_ITERATIONS = 300
 CHUNK = 2**20
-"""Distances held at a time (samples × centres × restarts × images); about what a cache holds."""
+"""Numbers held at a time, of distances (samples × centres × restarts × images) or coordinates."""
 
 
 def hierarchical_kmeans(
@@ -47,11 +47,11 @@ def hierarchical_kmeans(
     parents = sum(level_sizes(levels)[:-1])
     draws = 1 + max(levels, default=1) * _candidates(max(levels, default=1))
     device = generator.device if generator else None
-    uniform = torch.rand(
-        len(samples), parents, restarts, draws, generator=generator, device=device
-    ).to(samples.device)
+    size = len(samples), parents, restarts, draws
+    uniform = torch.rand(size, generator=generator, device=device).to(samples.device)
+    wide = torch.promote_types(samples.dtype, torch.float32)
     leaves = [
-        _cluster(samples[chunk], levels, uniform[chunk].to(samples.dtype))
+        _cluster(samples[chunk].to(wide), levels, uniform[chunk].to(wide))
         for chunk in _chunks(samples, levels, restarts)
     ]
     images, log_probs = (torch.cat(part) for part in zip(*leaves, strict=True))
@@ -82,7 +82,7 @@ def kmeans(
 def _check(samples: Tensor, levels: tuple[int, ...], depth: int | None, restarts: int) -> None:
     if depth is not None and len(levels) != depth:
         raise ValueError(f"branching {levels} has {len(levels)} levels, but depth is {depth}")
-    if samples.shape[1] < 1:
+    if 0 in samples.shape:
         raise ValueError(f"samples are {tuple(samples.shape)}; an image needs at least one sample")
     if restarts < 1:
         raise ValueError(f"restarts is {restarts}; K-means runs at least once")
@@ -92,7 +92,8 @@ def _check(samples: Tensor, levels: tuple[int, ...], depth: int | None, restarts
 
 def _chunks(samples: Tensor, levels: tuple[int, ...], restarts: int) -> Iterator[slice]:
     """Images to cluster together, so that the distances fit in `CHUNK` numbers."""
-    per_image = samples.shape[1] * restarts * max(levels, default=1)
+    count, coordinates = samples.flatten(2).shape[1:]
+    per_image = count * max(restarts * max(levels, default=1), min(count, coordinates))
     size = max(1, CHUNK // per_image)
     return (slice(i, i + size) for i in range(0, len(samples), size))
 
@@ -146,10 +147,11 @@ def _members(node: Tensor, nodes: int) -> tuple[Tensor, Tensor]:
 
 def _means(samples: Tensor, node: Tensor, nodes: int) -> tuple[Tensor, Tensor]:
     """Mean and log-share of the samples of every leaf; a leaf without samples is absent."""
-    member = torch.nn.functional.one_hot(node, nodes).to(samples.dtype)
-    counts = member.sum(dim=1)
-    offset = samples.flatten(2).mean(dim=1, keepdim=True)
-    sums = member.mT @ (samples.flatten(2) - offset)
+    counts = torch.nn.functional.one_hot(node, nodes).sum(dim=1).to(samples.dtype)
+    flat = samples.flatten(2)
+    offset = flat.mean(dim=1, keepdim=True)
+    sums = flat.new_zeros(len(flat), nodes, flat.shape[2])
+    sums.scatter_add_(1, node.unsqueeze(2).expand_as(flat), flat - offset)
     means = offset + sums / counts.clamp_min(1).unsqueeze(2)
     return means.unflatten(2, samples.shape[2:]), (counts / samples.shape[1]).log()
 
@@ -179,13 +181,14 @@ def _seed(
         total = closest.sum(dim=2, keepdim=True)
         chosen = _draw(closest, draws * total)
         picked = points.gather(1, chosen.flatten(1).unsqueeze(2).expand(-1, -1, points.shape[2]))
-        picked = picked.reshape(p, r, -1, 1, points.shape[2])
-        distance = (picked - points[:, None, None]).square().sum(dim=4)
+        # Differences, not products: equal points must be at distance 0.
+        distance = torch.cdist(picked, points, compute_mode="donot_use_mm_for_euclid_dist")
+        distance = distance.square().unflatten(1, (r, -1))
         near = distance <= resolution.reshape(-1, 1, 1, 1)
         distance = distance.masked_fill(near | ~present[:, None, None], 0.0)
         reached = distance if number == 0 else torch.minimum(distance, closest.unsqueeze(2))
         best = reached.sum(dim=3).argmin(dim=2).reshape(p, r, 1, 1)
-        center = picked.squeeze(3).take_along_dim(best, dim=2).squeeze(2)
+        center = picked.unflatten(1, (r, -1)).take_along_dim(best, dim=2).squeeze(2)
         centers[:, :, number] = torch.where(total > 0, center, math.inf)
         closest = reached.take_along_dim(best, dim=2).squeeze(2)
     return centers

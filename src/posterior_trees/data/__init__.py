@@ -6,10 +6,11 @@ them by a rule and keeps them as 8- or 16-bit integers; `batch` gives float32 in
 
 from posterior_trees.data.augment import AUGMENTATIONS, augment, check_augmentations
 from posterior_trees.data.download import download
+from posterior_trees.data.edges import draw_edges, store_edges
 from posterior_trees.data.errors import DataError
 from posterior_trees.data.idx import read_idx
 from posterior_trees.data.imageset import ImageSet
-from posterior_trees.data.load import check_spec, find_folder, load_split
+from posterior_trees.data.load import check_spec, find_folder, load_evaluation, load_split
 from posterior_trees.data.patches import grid_patches
 from posterior_trees.data.report import Row, report, status
 from posterior_trees.data.stream import StreamedImageSet
@@ -24,10 +25,13 @@ __all__ = [
     "check_augmentations",
     "check_spec",
     "download",
+    "draw_edges",
     "find_folder",
     "grid_patches",
+    "load_evaluation",
     "load_split",
     "read_idx",
     "report",
     "status",
+    "store_edges",
 ]

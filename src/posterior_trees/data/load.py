@@ -1,8 +1,9 @@
 """A recipe's data section + the user's data folder → the images of one split.
 
-`folder/<name>/` or `folder/<name>.tar` holds the set. There are three kinds: `idx` (MNIST's files),
-`images` (files of x; the measurement y is made from x), `pairs` (two channel folders in which files
-of one name belong together: y in `inputs`, x in `targets`).
+`folder/<name>/` or `folder/<name>.tar` holds the set. There are four kinds: `idx` (MNIST's files),
+`images` (files of x; the measurement y is made from x), `edges` (files of x; y is its edge map) and
+`pairs` (two channel folders in which files of one name belong together: y in `inputs`, x in
+`targets`).
 """
 
 import os
@@ -17,11 +18,12 @@ from PIL import Image
 from posterior_trees.data.archive import Archive, open_archive
 from posterior_trees.data.augment import check_augmentations
 from posterior_trees.data.decode import Header, fit
+from posterior_trees.data.edges import with_edges
 from posterior_trees.data.errors import DataError
 from posterior_trees.data.idx import read_idx_images
 from posterior_trees.data.imageset import ImageSet
 from posterior_trees.data.memory import free_bytes
-from posterior_trees.data.patches import cover
+from posterior_trees.data.patches import cover, grid_patches
 from posterior_trees.data.pictures import Picture, list_pairs, list_pictures, read_headers, reader
 from posterior_trees.data.registry import what_to_put
 from posterior_trees.data.splits import bounds, check_split, empty, split_names
@@ -86,10 +88,18 @@ def load_split(
         list(pictures), split, by=spec.split, validation=spec.validation, test=spec.test
     )
     streamed = _stream(spec, archive, pictures, names)
+    if spec.kind == "edges":
+        streamed.read = with_edges(streamed.read, folder, spec.name)
     limit = free_bytes() // 2 if resident_limit_bytes is None else resident_limit_bytes
     if streamed.nbytes > limit:
         return streamed
     return streamed.load(f"{len(names)} {split} images of {spec.name}")
+
+
+def load_evaluation(spec: DataSpec, folder: str | os.PathLike[str] | None, split: str) -> ImageSet:
+    """The images of a split as a model is judged on them: whole, or where training takes random
+    windows (`data.patch`) the windows of a fixed grid."""
+    return grid_patches(load_split(spec, folder, split), spec.patch)
 
 
 def find_folder(folder: str | os.PathLike[str] | None) -> Path:
@@ -105,8 +115,10 @@ def find_folder(folder: str | os.PathLike[str] | None) -> Path:
 
 def check_spec(spec: DataSpec) -> None:
     """Errors that can be seen without looking at any image."""
-    if spec.kind not in ("idx", "images", "pairs"):
-        raise DataError(f"data.kind is {spec.kind!r}; it is 'idx', 'images' or 'pairs'")
+    if spec.kind not in ("idx", "images", "edges", "pairs"):
+        raise DataError(f"data.kind is {spec.kind!r}; it is 'idx', 'images', 'edges' or 'pairs'")
+    if spec.kind == "edges" and spec.input_channels != 1:
+        raise DataError(f"data.input_channels is {spec.input_channels}; edge maps have 1 channel")
     for key, channels in (("channels", spec.channels), ("input_channels", spec.input_channels)):
         if channels not in (1, 3) and (key == "channels" or spec.kind == "pairs"):
             raise DataError(f"data.{key} is {channels}; images have 1 (grey) or 3 (RGB) channels")
@@ -164,7 +176,7 @@ def _stream(
     items = [
         item for name, found in zip(names, sizes, strict=True) for item in cover(name, found, tile)
     ]
-    values = (spec.channels + (spec.input_channels if spec.kind == "pairs" else 0)) * tile[0]
+    values = (spec.channels + (0 if spec.kind == "images" else spec.input_channels)) * tile[0]
     nbytes = len(items) * values * tile[1] * (2 if any(h.is_deep for h in headers) else 1)
     read = reader(archive, pictures, spec.channels, spec.input_channels, tuple(spec.size))
     return StreamedImageSet(read, items, (spec.channels, *tile), nbytes)

@@ -1,5 +1,9 @@
-"""Trees as web pages that a person can walk."""
+"""Trees as web pages that a person can walk: saved, served, and shown in notebooks."""
 
+from posterior_trees.explore.content import Measure, describe_trees
 from posterior_trees.explore.export import page, save_page
+from posterior_trees.explore.notebook import register, show
 
-__all__ = ["page", "save_page"]
+__all__ = ["Measure", "describe_trees", "page", "save_page", "show"]
+
+register()

@@ -16,12 +16,16 @@ class TreeMLP(nn.Module):
     Two MLPs of five linear layers with 256 hidden units and SiLU between them, on a standardised
     input; a softmax turns the second one's output into probabilities:
 
-    $$ z = g\,\frac{y - m}{s}, \qquad x_n = m + s\,\mathrm{MLP}_x(z)_n, \qquad
-       \ln \alpha = \ln \mathrm{softmax}\,\mathrm{MLP}_\alpha(z). $$
+    $$ z = g\,\frac{y - m}{s}, \qquad x_n = m + s\,\ell_n, \quad \ell = \mathrm{MLP}_x(z), \qquad
+       \ln \alpha = \ln \mathrm{softmax}\,\mathrm{MLP}_\alpha(z, g\,\ell). $$
 
-    `center` and `scale` are $m$ and $s$, the mean and standard deviation of $y$. Choice: the
-    `gain` $g$ stretches the input further. The best tree jumps from one split to another at some
-    $y$, and a network that starts with steeper slopes follows such jumps more sharply.
+    `center` and `scale` are $m$ and $s$, the mean and standard deviation of $y$. The best tree
+    jumps from one way to split to another at some $y$. Two choices let the network follow sharply:
+
+    Choice: the `gain` $g$ stretches the input, so that slopes start steeper.
+    Choice: $\mathrm{MLP}_\alpha$ also sees the leaves, without gradient, as the head of the image
+    networks sees the decoder. The mass of a cell is smooth in $y$ and the leaves, so only one of
+    the two has to learn a jump, and both jump at the same $y$. `sees_leaves=False` is the paper's.
     """
 
     center: Tensor
@@ -36,20 +40,26 @@ class TreeMLP(nn.Module):
         center: Sequence[float] | Float[Tensor, "d"] | float = 0.0,
         scale: float = 1.0,
         gain: float = 1.0,
+        sees_leaves: bool = True,
     ) -> None:
         super().__init__()
-        if layers < 2 or scale <= 0:
-            raise ValueError(f"layers is {layers} and scale is {scale}; need at least 2, above 0")
-        self.num_leaves, self.dim, self.gain, self.scale = num_leaves, dim, gain, scale
-        self.register_buffer("center", torch.as_tensor(center, dtype=torch.float32).expand(dim))
-        self.leaves = _mlp([dim, *[width] * (layers - 1), num_leaves * dim])
-        self.probabilities = _mlp([dim, *[width] * (layers - 1), num_leaves])
+        if layers < 1 or scale <= 0:
+            raise ValueError(f"{layers} layers and scale {scale}; need at least 1, and above 0")
+        self.num_leaves, self.dim, self.scale, self.gain = num_leaves, dim, scale, gain
+        self.sees_leaves = sees_leaves
+        middle = torch.as_tensor(center, dtype=torch.float32).expand(dim).clone()
+        self.register_buffer("center", middle)
+        hidden = [width] * (layers - 1)
+        self.leaves = _mlp([dim, *hidden, num_leaves * dim])
+        seen = dim + num_leaves * dim if sees_leaves else dim
+        self.probabilities = _mlp([seen, *hidden, num_leaves])
 
     def forward(self, y: Float[Tensor, "b d"]) -> Leaves:
         z = self.gain / self.scale * (y - self.center)
-        offsets = self.leaves(z).unflatten(1, (self.num_leaves, self.dim))
-        log_probs = self.probabilities(z).log_softmax(dim=1)
-        return Leaves(self.center + self.scale * offsets, log_probs)
+        offsets = self.leaves(z)
+        seen = torch.cat([z, self.gain * offsets.detach()], dim=1) if self.sees_leaves else z
+        images = self.center + self.scale * offsets.unflatten(1, (self.num_leaves, self.dim))
+        return Leaves(images, self.probabilities(seen).log_softmax(dim=1))
 
 
 def _mlp(widths: Sequence[int]) -> nn.Sequential:

@@ -1,0 +1,131 @@
+r"""What each sampler gets wrong with a perfect denoiser, measured where the answer is known.
+
+The world is the paper's mixture, `toys.GaussianMixture().normalized()`, of which coordinate 1 is
+observed. The truth $p(x_2 \mid x_1)$ is a mixture again; against it we measure, at three values of
+$x_1$,
+
+- `w1`, the Wasserstein distance $\int_0^1 \lvert F_n^{-1}(u) - F^{-1}(u) \rvert\, du$,
+- `tv`, the total variation between the masses of the modes (cells around the components' $x_2$),
+- `sd_ratio`, the standard deviation over the true one: below 1 is under-dispersed.
+
+DDNM, DDRM, RePaint, DPS and DiffPIR are *not* exact posterior samplers: a test that asks correct
+code for the analytic posterior would fail. `results/baselines/mixture_bias.json` holds what they
+do, and the tests pin it.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from posterior_trees.baselines.conditional import conditional
+from posterior_trees.baselines.ddnm import ddnm
+from posterior_trees.baselines.ddrm import ddrm
+from posterior_trees.baselines.diffpir import diffpir
+from posterior_trees.baselines.dps import dps
+from posterior_trees.baselines.repaint import repaint
+from posterior_trees.measure import Inpaint
+from posterior_trees.toys import GaussianMixture, MixtureDenoiser
+
+OBSERVED = (-2.5, -4.25, -4.0)
+"""Values of coordinate 1, in the units of the paper."""
+
+SAMPLERS: dict[str, tuple[Callable, dict[str, Any]]] = {
+    "conditional-1000": (conditional, {"steps": 1000}),
+    "conditional-100": (conditional, {"steps": 100}),
+    "conditional-20": (conditional, {"steps": 20}),
+    "ddnm-100": (ddnm, {}),
+    "ddnm-100-travel-10-10": (ddnm, {"travel_length": 10, "travel_repeat": 10}),
+    "ddrm-20": (ddrm, {}),
+    "ddrm-100": (ddrm, {"steps": 100}),
+    "repaint-250-10-10": (repaint, {}),
+    "repaint-250-10-1": (repaint, {"resamplings": 1}),
+    "dps-1000-zeta-0.5": (dps, {}),
+    "dps-1000-zeta-0.1": (dps, {"zeta": 0.1}),
+    "dps-1000-zeta-0.03": (dps, {"zeta": 0.03}),
+    "diffpir-100": (diffpir, {}),
+    "diffpir-20": (diffpir, {"steps": 20}),
+}
+"""Every sampler with its published settings, and the variants that explain them."""
+
+
+def measure_bias(name: str, n: int = 40_000, seed: int = 0) -> dict[str, Any]:
+    """One row of the table: `name`, `evaluations` per sample, and `w1`, `tv`, `sd_ratio`, each a
+    list over the three observations; distances in normalised units."""
+    sampler, options = SAMPLERS[name]
+    denoise, y = MixtureDenoiser(), observations()
+    generator = torch.Generator().manual_seed(seed)
+    samples = sampler(denoise, HIDE_SECOND, y, n, generator=generator, **options)
+    row: dict[str, Any] = {"name": name, "evaluations": denoise.evaluations, "n": n, "seed": seed}
+    scores = [judge(x[:, 1], Line.given(denoise.mixture, x[0, 0].item())) for x in samples]
+    return row | {key: [score[key] for score in scores] for key in scores[0]}
+
+
+def observations() -> Float[Tensor, "3 2"]:
+    """The three measurements in normalised units; what the hole shows does not matter."""
+    mixture = GaussianMixture()
+    first = (torch.tensor(OBSERVED, dtype=torch.float64) - mixture.mean()[0]) / mixture.scale()
+    return torch.stack([first, torch.zeros_like(first)], dim=1)
+
+
+HIDE_SECOND = Inpaint(torch.tensor([False, True]), fill=0.0)
+
+
+class Line:
+    """A mixture on the line: the law of coordinate 2, given coordinate 1."""
+
+    def __init__(self, weights: Tensor, means: Tensor, variance: float) -> None:
+        self.weights, self.means, self.variance = weights, means, variance
+
+    @classmethod
+    def given(cls, mixture: GaussianMixture, first: float) -> "Line":
+        logs = mixture.weights.log()
+        logs = logs - 0.5 * (first - mixture.means[:, 0]).square() / mixture.variance
+        return cls(logs.softmax(dim=0), mixture.means[:, 1], mixture.variance)
+
+    def std(self) -> float:
+        mean = self.weights @ self.means
+        return math.sqrt(self.weights @ (self.means - mean).square() + self.variance)
+
+    def cdf(self, x: Float[Tensor, "s"]) -> Float[Tensor, "s"]:
+        offset = (x.unsqueeze(1) - self.means) / math.sqrt(self.variance)
+        return torch.special.ndtr(offset) @ self.weights
+
+    def quantile(self, u: Float[Tensor, "s"]) -> Float[Tensor, "s"]:
+        """The inverse of `cdf`, by halving."""
+        reach = 10 * math.sqrt(self.variance)
+        low = torch.full_like(u, self.means.min().item() - reach)
+        high = torch.full_like(u, self.means.max().item() + reach)
+        for _ in range(60):
+            middle = (low + high) / 2
+            is_below = self.cdf(middle) < u
+            low, high = torch.where(is_below, middle, low), torch.where(is_below, high, middle)
+        return (low + high) / 2
+
+    def walls(self) -> Float[Tensor, "m"]:
+        """Where the cells of the modes meet: halfway between distinct means."""
+        centers = self.means.unique()
+        return (centers[1:] + centers[:-1]) / 2
+
+
+def judge(samples: Float[Tensor, "s"], truth: Line) -> dict[str, float]:
+    """`w1`, `tv` and `sd_ratio` of samples on the line."""
+    samples = samples.double().sort().values
+    u = (torch.arange(len(samples), dtype=samples.dtype) + 0.5) / len(samples)
+    edges = truth.cdf(truth.walls())
+    found = torch.searchsorted(samples, truth.walls()) / len(samples)
+    ends = torch.zeros(1, dtype=samples.dtype), torch.ones(1, dtype=samples.dtype)
+    masses, expected = (torch.cat([ends[0], cuts, ends[1]]).diff() for cuts in (found, edges))
+    return {
+        "w1": (samples - truth.quantile(u)).abs().mean().item(),
+        "tv": (masses - expected).abs().sum().item() / 2,
+        "sd_ratio": samples.std(correction=0).item() / truth.std(),
+    }
+
+
+def bias_table(n: int = 40_000, seed: int = 0, watch: Callable = iter) -> list[dict[str, Any]]:
+    """All samplers, one object each."""
+    return [measure_bias(name, n, seed) for name in watch(list(SAMPLERS))]

@@ -1,0 +1,102 @@
+r"""Are samples spread as the truth is? Two checks that need only pairs $(x, y)$ and samples.
+
+**Spread-skill.** Let $\bar x$ be the mean of $P$ samples. For exact samples, averaged over images,
+
+$$ v = \frac{\mathbb E\, \tfrac1P \sum_i (x_i - \bar x)^2}{\mathbb E\, (x - \bar x)^2}
+     = \frac{1 - 1/P}{1 + 1/P}, $$
+
+0.98 for 100 samples. Collapsed samples give 0; too wide ones more than 1. It is the averaging law:
+one sample errs $1 + v$ times as much as the mean of all.
+
+**Rank test.** Along a direction that does not depend on the truth, the rank of the truth among $P$
+exact samples is uniform. Ranks of all images and directions fill ten bins; $\chi^2$ with 9 degrees
+of freedom is below 21.7 in 99 % of cases. A U-shaped histogram means samples too narrow.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+BINS = 10
+ACCEPTED_V, ACCEPTED_CHI2 = (0.88, 1.08), 25.0
+"""What a conditional diffusion model must reach to be called trained."""
+
+
+def spread_and_skill(
+    samples: Float[Tensor, "b s *shape"], x: Float[Tensor, "b *shape"]
+) -> tuple[Float[Tensor, "b"], Float[Tensor, "b"]]:
+    """Of every image: the variance of its samples, and the squared error of their mean."""
+    flat = samples.flatten(2)
+    mean = flat.mean(dim=1)
+    variance = (flat - mean.unsqueeze(1)).square().mean(dim=(1, 2))
+    return variance, (mean - x.flatten(1)).square().mean(dim=1)
+
+
+def spread_skill(variance: Float[Tensor, "b"], error: Float[Tensor, "b"]) -> float:
+    """v of a set of images."""
+    return (variance.double().mean() / error.double().mean()).item()
+
+
+def expected_v(count: int) -> float:
+    """v of `count` exact samples."""
+    return (1 - 1 / count) / (1 + 1 / count)
+
+
+def usable_count(count: int) -> int:
+    """The largest number of samples, at most `count`, whose ranks fill ten bins evenly; 0: none."""
+    return max((count + 1) // BINS * BINS - 1, 0)
+
+
+def ranks(
+    samples: Float[Tensor, "b s *shape"],
+    x: Float[Tensor, "b *shape"],
+    directions: Float[Tensor, "b d *shape"],
+    generator: torch.Generator | None = None,
+) -> Int[Tensor, "b d"]:
+    """Bin (0 to 9) of the truth among its samples along every direction; ties are drawn by lot."""
+    count = usable_count(samples.shape[1])
+    if count == 0:
+        raise ValueError(f"{samples.shape[1]} samples are too few for a rank test; draw 9 or more")
+    lines = directions.flatten(2)
+    projected = samples[:, :count].flatten(2) @ lines.mT
+    truth = (lines @ x.flatten(1).unsqueeze(2)).mT
+    # Float rounding must not decide between equal samples.
+    slack = 1e-6 * projected.abs().amax(dim=1, keepdim=True)
+    below = (projected < truth - slack).sum(dim=1)
+    equal = ((projected - truth).abs() <= slack).sum(dim=1)
+    device = generator.device if generator else x.device
+    lot = torch.rand(below.shape, generator=generator, device=device).to(x.device)
+    rank = below + (lot * (equal + 1)).long()
+    return rank * BINS // (count + 1)
+
+
+def chi_square(bins: Int[Tensor, "b d"]) -> float:
+    """χ² of all ranks against the uniform law, 9 degrees of freedom."""
+    counts = torch.bincount(bins.flatten(), minlength=BINS).double()
+    expected = counts.sum() / BINS
+    return ((counts - expected).square() / expected).sum().item()
+
+
+def choose_directions(
+    shape: Sequence[int],
+    images: int,
+    spreads: Float[Tensor, "b n *shape2"] | None = None,
+    count: int = 4,
+    seed: int = 0,
+) -> Float[Tensor, "{images} d *shape2"]:
+    """`count` fixed random directions and, given how answers `spreads` about their mean for every
+    image, as many of the main axes of the other half of the images."""
+    generator = torch.Generator().manual_seed(seed)
+    random = torch.randn(count, *shape, generator=generator).expand(images, -1, *shape)
+    if spreads is None or images < 2:
+        return random
+    halves = []
+    for half in (0, 1):
+        others = spreads[1 - half :: 2].flatten(0, 1).flatten(1).double().cpu()
+        axes = torch.linalg.svd(others, full_matrices=False).Vh[:count]
+        halves.append(axes.to(random.dtype).reshape(-1, *shape))
+    kept = min(len(axes) for axes in halves)
+    mine = torch.stack([halves[number % 2][:kept] for number in range(images)])
+    return torch.cat([random, mine], dim=1)

@@ -1,0 +1,96 @@
+"""Anybody's samples as a method: a folder with the samples of every test image.
+
+FOLDER/<image>/0000.png, 0001.png, …   one picture per sample, or
+FOLDER/<image>.npy                     an array (s, h, w), (s, h, w, c) or (s, c, h, w)
+
+`<image>` is the number of the image in its split, with or without leading zeros, or its name.
+Arrays of integers are divided by their largest possible value; floats are taken to be in [0, 1].
+`ptrees baseline sample` writes the second form.
+"""
+
+from os import PathLike
+from pathlib import Path
+
+import numpy as np
+import torch
+from jaxtyping import Float, Integer
+from PIL import Image
+from torch import Tensor
+
+PICTURES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp", ".webp")
+
+
+class SampleError(ValueError):
+    """Samples that cannot be used, with the reason and what to put where."""
+
+
+def read_samples(
+    folder: str | PathLike[str], number: int, name: str, shape: tuple[int, ...], limit: int
+) -> Float[Tensor, "s c h w"]:
+    """Up to `limit` samples of one image, in [0, 1]."""
+    place = find_samples(Path(folder), number, name)
+    if place.is_file():
+        try:
+            array = np.load(place, allow_pickle=False)
+        except (ValueError, OSError) as error:
+            raise SampleError(f"{place} is not a readable .npy array: {error}") from error
+        samples = _as_images(array[:limit], place, shape)
+    else:
+        files = sorted(f for f in place.iterdir() if f.suffix.lower() in PICTURES)[:limit]
+        if not files:
+            raise SampleError(f"{place} holds no pictures; put 0000.png, 0001.png, … there")
+        samples = torch.stack([_read_picture(file, shape) for file in files])
+    if not samples.isfinite().all() or samples.min() < -0.5 or samples.max() > 1.5:
+        raise SampleError(
+            f"{place} has values from {samples.min():.3g} to {samples.max():.3g}; "
+            "samples are images in [0, 1]"
+        )
+    return samples
+
+
+def write_samples(
+    folder: str | PathLike[str], numbers: Integer[Tensor, "b"], samples: Float[Tensor, "b s c h w"]
+) -> None:
+    """Write samples in 8 bits, one `.npy` per image."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    pixels = samples.clamp(0, 1).mul(255).round().byte().permute(0, 1, 3, 4, 2).cpu().numpy()
+    for number, mine in zip(numbers.tolist(), pixels, strict=True):
+        np.save(folder / f"{number:05d}.npy", mine, allow_pickle=False)
+
+
+def find_samples(folder: Path, number: int, name: str) -> Path:
+    if not folder.is_dir():
+        raise SampleError(f"there is no folder of samples {folder}")
+    plain = name.replace("/", "_")
+    for stem in (f"{number:05d}", f"{number:04d}", str(number), name, plain, Path(name).stem):
+        for place in (folder / f"{stem}.npy", folder / stem):
+            if place.exists():
+                return place
+    raise SampleError(
+        f"{folder} has no samples of image {number} ({name}): put them into "
+        f"{folder / f'{number:05d}'}/0000.png, … or {number:05d}.npy"
+    )
+
+
+def _as_images(array: np.ndarray, place: Path, shape: tuple[int, ...]) -> Tensor:
+    c, h, w = shape
+    if array.ndim == 3:
+        array = array[:, None]
+    elif array.ndim == 4 and array.shape[1:] == (h, w, c):
+        array = array.transpose(0, 3, 1, 2)
+    if array.ndim != 4 or array.shape[1:] != (c, h, w):
+        raise SampleError(
+            f"{place} has shape {array.shape}; samples of this task are (s, {h}, {w}, {c})"
+        )
+    scale = np.iinfo(array.dtype).max if np.issubdtype(array.dtype, np.integer) else 1
+    return torch.from_numpy(np.ascontiguousarray(array, dtype=np.float32)) / scale
+
+
+def _read_picture(file: Path, shape: tuple[int, ...]) -> Tensor:
+    try:
+        with Image.open(file) as picture:
+            array = np.asarray(picture.convert("L" if shape[0] == 1 else "RGB"))
+    except OSError as error:
+        raise SampleError(f"{file} is not a readable picture: {error}") from error
+    return _as_images(array[None], file, shape)[0]

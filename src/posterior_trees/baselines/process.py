@@ -1,0 +1,142 @@
+r"""The diffusion process and the one interface that all samplers share.
+
+An image is drowned in noise step by step, $t = 0, \dots, T-1$:
+
+$$ x_t = \sqrt{\bar\alpha_t}\, x_0 + \sqrt{1-\bar\alpha_t}\, e, \qquad e \sim \mathcal N(0, I),
+   \qquad \bar\alpha_t = \prod_{s \le t} (1-\beta_s), \quad \bar\alpha_{-1} = 1 . $$
+
+A sampler knows the prior only through `denoise(x_t, t)`, the estimate $\hat x_0$ of
+$\mathbb E[x_0 \mid x_t]$; the noise follows from it, $e = (x_t - \sqrt{\bar\alpha}\,\hat x_0) /
+\sqrt{1-\bar\alpha}$. A trained network and the closed form of `toys.MixtureDenoiser` are therefore
+interchangeable. Samplers work in the denoiser's own scale on points and images alike, hold their
+schedules in float64 and carry all samples of all measurements in one batch.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from posterior_trees.measure import Denoise, Measurement, Paired
+
+Clip = tuple[float, float] | None
+
+
+@runtime_checkable
+class Denoiser(Protocol):
+    r"""What samplers ask for. `alpha_bar` is $\bar\alpha_0, \dots, \bar\alpha_{T-1}$ in float64;
+    `evaluations` grows by one with every call, in which each sample goes through the network once:
+    it counts the network evaluations of one sample, however many travel together."""
+
+    alpha_bar: Tensor
+    evaluations: int
+
+    def __call__(self, x_t: Tensor, t: int) -> Tensor: ...
+
+
+def linear_alpha_bar(
+    levels: int = 1000, first: float = 1e-4, last: float = 0.02
+) -> Float[Tensor, "t"]:
+    r"""$\bar\alpha$ of the linear schedule of DDPM, $\beta$ from 1e-4 to 0.02 over 1000 levels and
+    scaled by $1000/T$ for another number of them."""
+    if levels < 2:
+        raise ValueError(f"levels is {levels}; a diffusion process needs at least 2 noise levels")
+    scale = 1000 / levels
+    beta = torch.linspace(first * scale, last * scale, levels, dtype=torch.float64)
+    return (1 - beta.clamp_max(0.999)).cumprod(dim=0)
+
+
+def cosine_alpha_bar(levels: int = 1000, offset: float = 0.008) -> Float[Tensor, "t"]:
+    r"""$\bar\alpha$ of the cosine schedule, $\beta_t = \min(1 - f(t+1)/f(t), 0.999)$ with
+    $f(t) = \cos^2\bigl(\tfrac{t/T + s}{1 + s} \tfrac\pi2\bigr)$."""
+    t = torch.arange(levels + 1, dtype=torch.float64) / levels
+    f = ((t + offset) / (1 + offset) * math.pi / 2).cos().square()
+    return (f[1:] / f[:-1]).clamp_min(0.001).cumprod(dim=0)
+
+
+def alpha_at(alpha_bar: Float[Tensor, "t"], t: int) -> float:
+    r"""$\bar\alpha_t$, with $\bar\alpha_{-1} = 1$: the step to $-1$ returns the clean image."""
+    return 1.0 if t < 0 else alpha_bar[t].item()
+
+
+def spaced_times(levels: int, steps: int) -> list[int]:
+    """`steps` evenly spaced levels from the noisy end to 0, then −1: 990, 980, …, 0, −1 for 100
+    steps of 1000 levels."""
+    if not 1 <= steps <= levels:
+        raise ValueError(f"steps is {steps}; this denoiser has 1 to {levels} noise levels")
+    return [i * levels // steps for i in reversed(range(steps))] + [-1]
+
+
+def travel_times(levels: int, length: int, repeat: int) -> list[int]:
+    """The levels that resampling visits, −1 last (RePaint's jumps, DDNM's time travel).
+
+    Levels 0, L, 2L, … below `levels` − L are passed `repeat` times: whenever a step down arrives at
+    one of them for the first `repeat` − 1 times, the chain goes up L levels again.
+    """
+    if length < 1 or repeat < 1:
+        raise ValueError(f"jumps of length {length}, {repeat} times: both must be at least 1")
+    returns = dict.fromkeys(range(0, levels - length, length), repeat - 1)
+    times = [levels - 1]
+    while times[-1] > 0 or returns.get(0, 0) > 0:
+        if returns.get(times[-1], 0) > 0:
+            returns[times[-1]] -= 1
+            times += range(times[-1] + 1, times[-1] + length + 1)
+        times.append(times[-1] - 1)
+    return [*times, -1]
+
+
+def noise_in(x_t: Tensor, x0: Tensor, alpha: float) -> Tensor:
+    r"""$e$ of $x_t = \sqrt{\bar\alpha}\, x_0 + \sqrt{1-\bar\alpha}\, e$."""
+    return (x_t - math.sqrt(alpha) * x0) / math.sqrt(1 - alpha)
+
+
+def normal_like(x: Tensor, generator: torch.Generator | None) -> Tensor:
+    """Standard normal numbers, drawn where the generator lives."""
+    device = x.device if generator is None else generator.device
+    return torch.randn(x.shape, dtype=x.dtype, device=device, generator=generator).to(x.device)
+
+
+def clamp(x0: Tensor, clip: Clip) -> Tensor:
+    return x0 if clip is None else x0.clamp(*clip)
+
+
+def spread(y: Float[Tensor, "b *shape"], n: int) -> Float[Tensor, "bn *shape"]:
+    """Every measurement `n` times, for a batch of all samples."""
+    if n < 1:
+        raise ValueError(f"n is {n}; draw at least one sample")
+    return y.repeat_interleave(n, dim=0)
+
+
+def gather(x: Float[Tensor, "bn *shape"], n: int) -> Float[Tensor, "b n *shape"]:
+    """Undo `spread`: the samples of every measurement."""
+    return x.unflatten(0, (-1, n))
+
+
+def check_noise_free(measurement: Measurement, name: str) -> None:
+    """Refuse measurements that tell nothing for sure: there is no {A x = y} to project on."""
+    if isinstance(measurement, Denoise | Paired):
+        kind = type(measurement).__name__
+        remedy = "`denoising`" if isinstance(measurement, Denoise) else "`conditional`"
+        raise ValueError(
+            f"{name} needs a measurement without noise that can be imposed on an image "
+            f"(Inpaint, Colorize, Downsample), not {kind}; use {remedy}"
+        )
+
+
+def condition(denoise: Callable, measurement: Measurement, y: Tensor) -> Callable:
+    """The conditional denoiser as a function of `(x_t, t)`: `denoise.given(measurement, y)` where
+    there is such a method, else `denoise(x_t, t, y)`."""
+    given = getattr(denoise, "given", None)
+    if given is not None:
+        return given(measurement, y)
+    return lambda x_t, t: denoise(x_t, t, y)
+
+
+def nearest_level(alpha_bar: Float[Tensor, "t"], sigma: float) -> Int[Tensor, ""]:
+    r"""The level whose noise $\sqrt{(1-\bar\alpha)/\bar\alpha}$, relative to the image, is nearest
+    to `sigma` (in ratio)."""
+    levels = ((1 - alpha_bar) / alpha_bar).sqrt()
+    return (levels.log() - math.log(sigma)).abs().argmin()

@@ -1,0 +1,263 @@
+"""The comparison: trees of several methods for the same inputs, scored alike.
+
+A method turns measurements into trees: our network in one evaluation, a sampler by clustering its
+samples. For every image we keep the values of `metrics.py`, and for samplers how well their samples
+are calibrated. Work is done in groups of images whose results are kept in `OUT/parts`; the same
+command continues where it was stopped, and samples themselves are never stored.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from posterior_trees import store
+from posterior_trees.baselines.calibration import (
+    choose_directions,
+    ranks,
+    spread_and_skill,
+    usable_count,
+)
+from posterior_trees.baselines.cluster import hierarchical_kmeans
+from posterior_trees.baselines.folder import read_samples
+from posterior_trees.data import ImageSet
+from posterior_trees.measure import Inpaint, Measurement, measure_each
+from posterior_trees.metrics import entropy, nll, psnr
+from posterior_trees.predictor import TreePredictor
+from posterior_trees.sampling import Baseline
+from posterior_trees.tree import Tree, grow
+
+SHOWN = 4
+"""Images whose trees are kept for the figures."""
+
+
+class Inputs(NamedTuple):
+    """The test images of a comparison, the same for every method."""
+
+    indices: Tensor  # numbers in the split
+    names: list[str]
+    x: Tensor
+    y: Tensor
+    measurement: Measurement
+
+
+class Answer(NamedTuple):
+    """What a method says about a group of images; `evaluations` are those of one image's tree."""
+
+    tree: Tree
+    samples: Tensor | None
+    evaluations: int | None
+
+
+@dataclass(frozen=True)
+class Method:
+    """A name, what makes the trees of `inputs[part]`, and the settings that decide about them."""
+
+    name: str
+    answer: Callable[[Inputs, slice], Answer]
+    settings: dict[str, Any] = field(default_factory=dict)
+    is_timed: bool = True
+
+
+def choose_inputs(predictor: TreePredictor, images: ImageSet, count: int, seed: int = 0) -> Inputs:
+    """A seeded list of test images and their measurements, on the predictor's device."""
+    if not 1 <= count <= len(images):
+        raise ValueError(f"--images is {count}; the split has 1 to {len(images)}")
+    generator = torch.Generator().manual_seed(seed)
+    indices = torch.randperm(len(images), generator=generator)[:count].sort().values
+    x, y = images.batch(indices)
+    x = x.to(predictor.device)
+    y = measure_each(predictor.measurement, x, indices, seed) if y is None else y
+    names = [images.names[i] for i in indices.tolist()]
+    return Inputs(indices, names, x, y.to(predictor.device), predictor.measurement)
+
+
+def tree_method(name: str, predictor: TreePredictor, settings: dict[str, Any]) -> Method:
+    """Our way: one evaluation, no samples."""
+
+    def answer(inputs: Inputs, part: slice) -> Answer:
+        return Answer(predictor(inputs.y[part]), None, 1)
+
+    return Method(name, answer, {"kind": "tree", **settings})
+
+
+def sampler_method(
+    name: str,
+    baseline: Baseline,
+    sampler: str,
+    *,
+    branching: Sequence[int],
+    samples: int,
+    seed: int,
+    options: dict[str, Any],
+    settings: dict[str, Any],
+) -> Method:
+    """Samples of a baseline, clustered. The noise of a group depends on its first image only."""
+
+    def answer(inputs: Inputs, part: slice) -> Answer:
+        number = seed * 1_000_003 + int(inputs.indices[part][0])
+        generator = torch.Generator(baseline.device).manual_seed(number)
+        drawn, evaluations = baseline.sample(
+            inputs.measurement, inputs.y[part], samples,
+            method=sampler, generator=generator, **options,
+        )  # fmt: skip
+        return Answer(_cluster(drawn, branching, number), drawn, evaluations * samples)
+
+    about = {"kind": sampler, "samples": samples, **options, **settings}
+    return Method(name, answer, about)
+
+
+def folder_method(
+    name: str, folder: Path, *, branching: Sequence[int], samples: int, seed: int
+) -> Method:
+    """Anybody's samples, clustered; nothing is known about their cost."""
+
+    def answer(inputs: Inputs, part: slice) -> Answer:
+        shape = tuple(inputs.x.shape[1:])
+        drawn = [
+            read_samples(folder, number, image, shape, samples)
+            for number, image in zip(inputs.indices[part].tolist(), inputs.names[part], strict=True)
+        ]
+        counts = {len(d) for d in drawn}
+        if len(counts) > 1:
+            raise ValueError(
+                f"{folder} has from {min(counts)} to {max(counts)} samples per image; "
+                f"give all images as many, or use --samples {min(counts)}"
+            )
+        stack = torch.stack(drawn).to(inputs.x.device)
+        return Answer(_cluster(stack, branching, seed), stack, None)
+
+    about = {"kind": "folder", "samples": samples, "folder": str(folder)}
+    return Method(name, answer, about, is_timed=False)
+
+
+def _cluster(samples: Tensor, branching: Sequence[int], seed: int) -> Tree:
+    generator = torch.Generator().manual_seed(seed)
+    return hierarchical_kmeans(samples, branching, generator=generator)
+
+
+class Comparison:
+    """Runs methods on the same inputs and keeps their per-image values in `folder/parts`."""
+
+    def __init__(
+        self,
+        folder: Path,
+        inputs: Inputs,
+        predictor: TreePredictor,
+        *,
+        group: int = 10,
+        seed: int = 0,
+        shown: int = SHOWN,
+    ) -> None:
+        self.folder, self.inputs, self.group, self.seed = folder, inputs, group, seed
+        count = len(inputs.indices)
+        self.shown = sorted({i * count // min(shown, count) for i in range(min(shown, count))})
+        with torch.no_grad():
+            trees = [predictor(y) for y in inputs.y.split(64)]
+        spreads = torch.cat([(t.leaves - t.root.unsqueeze(1)).cpu() for t in trees])
+        weights = torch.cat([t.probs[-1].sqrt().cpu() for t in trees])
+        spreads *= weights.reshape(*weights.shape, 1, 1, 1)
+        self.directions = choose_directions(spreads.shape[2:], count, spreads, seed=seed)
+        self.settings = {
+            "images": inputs.indices.tolist(),
+            "branching": list(predictor.branching),
+            "seed": seed,
+            "group": group,
+            "shown": self.shown,
+            "device": _device_name(inputs.x.device),
+        }
+
+    @property
+    def parts(self) -> list[slice]:
+        count = len(self.inputs.indices)
+        return [slice(i, min(i + self.group, count)) for i in range(0, count, self.group)]
+
+    def run(self, method: Method, part: slice) -> None:
+        """Score one group of one method, unless that is done already."""
+        file = self.file(method, part)
+        if file.is_file() and store.read_facts(file).get("settings") == self._about(method):
+            return
+        file.parent.mkdir(parents=True, exist_ok=True)
+        device = self.inputs.x.device
+        if part.start == 0 and method.is_timed and method.settings["kind"] == "tree":
+            method.answer(self.inputs, part)  # a first call sets things up
+        _start_memory(device)
+        start = _now(device)
+        answer = method.answer(self.inputs, part)
+        facts: dict[str, Any] = {"settings": self._about(method)}
+        facts |= {"seconds": None, "peak_bytes": None, "evaluations": answer.evaluations}
+        if method.is_timed:
+            facts |= {"seconds": _now(device) - start, "peak_bytes": _peak_memory(device)}
+        store.write(file, self._score(answer, part), facts)
+
+    def file(self, method: Method, part: slice) -> Path:
+        return self.folder / "parts" / method.name / f"{part.start:05d}.safetensors"
+
+    def is_done(self, method: Method) -> bool:
+        return all(self.file(method, part).is_file() for part in self.parts)
+
+    def collect(self, method: Method) -> tuple[dict[str, Tensor], list[dict[str, Any]]]:
+        """Per-image values of all groups, and the facts of each group."""
+        stored = [store.read(self.file(method, part)) for part in self.parts]
+        names = [n for n in stored[0][0] if not n.startswith("tree.")]
+        values = {name: torch.cat([tensors[name] for tensors, _ in stored]) for name in names}
+        return values, [facts for _, facts in stored]
+
+    def shown_trees(self, method: Method) -> dict[int, Tree]:
+        """The kept trees, by place among the inputs."""
+        trees = {}
+        for part in self.parts:
+            tensors, facts = store.read(self.file(method, part))
+            for place in self.shown:
+                if f"tree.{place}.leaves" in tensors:
+                    trees[place] = grow(
+                        tensors[f"tree.{place}.leaves"],
+                        tensors[f"tree.{place}.log_probs"],
+                        facts["settings"]["branching"],
+                    )
+        return trees
+
+    def _about(self, method: Method) -> dict[str, Any]:
+        return {**self.settings, **method.settings, "name": method.name}
+
+    def _score(self, answer: Answer, part: slice) -> dict[str, Tensor]:
+        x, tree = self.inputs.x[part], answer.tree
+        values = {"psnr": psnr(tree, x), "nll": nll(tree, x), "entropy": entropy(tree)}
+        if isinstance(self.inputs.measurement, Inpaint):
+            values["psnr_hole"] = psnr(tree, x, self.inputs.measurement.hole)
+        if answer.samples is not None:
+            values["variance"], values["error"] = spread_and_skill(answer.samples, x)
+            if usable_count(answer.samples.shape[1]):
+                generator = torch.Generator().manual_seed(self.seed + part.start)
+                directions = self.directions[part].to(x)
+                values["ranks"] = ranks(answer.samples, x, directions, generator)
+        for place in self.shown:
+            if part.start <= place < part.stop:
+                mine = tree[place - part.start]
+                values[f"tree.{place}.leaves"] = mine.leaves
+                values[f"tree.{place}.log_probs"] = mine.log_probs[-1]
+        return values
+
+
+def _now(device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
+def _start_memory(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def _peak_memory(device: torch.device) -> int | None:
+    """Bytes of the GPU's memory in use at most; not known for a CPU."""
+    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
+
+
+def _device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type

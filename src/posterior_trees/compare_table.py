@@ -1,0 +1,179 @@
+"""The table of a comparison: one row per method, as JSON, Markdown and LaTeX."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from posterior_trees.baselines.calibration import (
+    ACCEPTED_CHI2,
+    ACCEPTED_V,
+    chi_square,
+    expected_v,
+    spread_skill,
+)
+from posterior_trees.metrics import summarize
+
+SCHEMA = 1
+VALUES = ("psnr", "psnr_hole", "nll", "entropy")
+BIASED = ("ddnm", "ddrm", "repaint", "dps", "diffpir")
+BIAS = (
+    "DDNM, DDRM, RePaint, DPS and DiffPIR are not exact posterior samplers, even with a perfect "
+    "denoiser; their bias where the truth is known is in results/baselines/mixture_bias.json."
+)
+
+
+def make_row(
+    name: str,
+    values: dict[str, Tensor],
+    facts: Sequence[dict[str, Any]],
+    ours: dict[str, Tensor] | None,
+) -> dict[str, Any]:
+    """All numbers of a method; `ours` are the per-image values to be compared with."""
+    settings = facts[0]["settings"]
+    count = len(values["psnr"])
+    seconds = [fact["seconds"] for fact in facts]
+    peaks = [fact["peak_bytes"] for fact in facts]
+    row: dict[str, Any] = {
+        "name": name,
+        "kind": settings["kind"],
+        "settings": settings,
+        "n": count,
+        "evaluations": facts[0]["evaluations"],
+        "seconds_per_image": None if None in seconds else sum(seconds) / count,
+        "peak_bytes": None if None in peaks else max(peaks),
+    }
+    for key in VALUES:
+        row[key] = per_depth(values[key]) if key in values else None
+    row |= calibration(values, settings)
+    if ours is not None:
+        row["versus_ours"] = {
+            key: per_depth(values[key] - ours[key]) for key in VALUES if key in values
+        }
+    return row
+
+
+def per_depth(values: Tensor) -> list[dict[str, Any]]:
+    return [
+        {"depth": depth, **summarize(column)._asdict()} for depth, column in enumerate(values.T)
+    ]
+
+
+def calibration(values: dict[str, Tensor], settings: dict[str, Any]) -> dict[str, Any]:
+    """Spread-skill and rank test of a method that has samples, and whether it passes them."""
+    empty = {"spread_skill": None, "expected_v": None, "rank_chi2": None, "ranks": None}
+    if "variance" not in values:
+        return {**empty, "is_accepted": None}
+    v = spread_skill(values["variance"], values["error"])
+    found: dict[str, Any] = {"spread_skill": v, "expected_v": expected_v(settings["samples"])}
+    is_accepted = ACCEPTED_V[0] <= v <= ACCEPTED_V[1]
+    if "ranks" in values:
+        found |= {"rank_chi2": chi_square(values["ranks"]), "ranks": values["ranks"].numel()}
+        is_accepted = is_accepted and found["rank_chi2"] < ACCEPTED_CHI2
+    return {**empty, **found, "is_accepted": is_accepted}
+
+
+def make_table(title: str, settings: dict[str, Any], rows: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"schema": SCHEMA, "title": title, "clip": False, **settings, "methods": rows}
+
+
+def to_markdown(table: dict[str, Any]) -> str:
+    """The table for people: values, then differences from ours with their intervals."""
+    rows = table["methods"]
+    head, cells = _grid(rows, "±")
+    lines = [f"# {table['title']}", "", _caption(table), "", *_pipe(head, cells)]
+    others = [row for row in rows if "versus_ours" in row]
+    if others:
+        lines += ["", f"## Paired differences from {rows[0]['name']}", "",
+                  "Method minus ours, mean over images and its 95 % interval.", ""]  # fmt: skip
+        lines += _pipe(*_differences(others))
+    failed = [
+        row["name"] for row in rows if row["kind"] == "conditional" and not row["is_accepted"]
+    ]
+    if failed:
+        lines += ["", f"**Not accepted as trained** (v in {list(ACCEPTED_V)}, χ² < "
+                  f"{ACCEPTED_CHI2:g}): {', '.join(failed)}."]  # fmt: skip
+    if any(row["kind"] in BIASED for row in rows):
+        lines += ["", BIAS]
+    return "\n".join(lines) + "\n"
+
+
+def to_latex(table: dict[str, Any]) -> str:
+    """The same values as a booktabs table."""
+    head, cells = _grid(table["methods"], r"$\pm$")
+    plain = [[_escape(cell) for cell in row] for row in (head, *cells)]
+    lines = [rf"% {table['title']}: {_caption(table)}".replace("\n", " ")]
+    lines += [rf"\begin{{tabular}}{{l{'r' * (len(head) - 1)}}}", r"\toprule"]
+    lines += [" & ".join(plain[0]) + r" \\", r"\midrule"]
+    lines += [" & ".join(row) + r" \\" for row in plain[1:]]
+    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"]) + "\n"
+
+
+def _grid(rows: list[dict[str, Any]], sign: str) -> tuple[list[str], list[list[str]]]:
+    quality = "psnr_hole" if rows[0]["psnr_hole"] else "psnr"
+    depths = range(len(rows[0]["psnr"]))
+    head = ["method", "NFE"]
+    head += [f"{'hole ' if quality == 'psnr_hole' else ''}PSNR d={d}" for d in depths]
+    head += [f"NLL d={d}" for d in depths[1:]] + [f"entropy d={d}" for d in depths[1:]]
+    head += ["v", "χ²", "s/image", "peak MiB"]
+    cells = []
+    for row in rows:
+        line = [row["name"], _count(row["evaluations"])]
+        line += [_spread(row[quality][d], sign, 2) for d in depths]
+        line += [_spread(row["nll"][d], sign, 2) for d in depths[1:]]
+        line += [f"{row['entropy'][d]['mean']:.2f}" for d in depths[1:]]
+        line += [_number(row["spread_skill"], "{:.2f}"), _number(row["rank_chi2"], "{:.1f}")]
+        mebibytes = None if row["peak_bytes"] is None else row["peak_bytes"] / 2**20
+        line += [_number(row["seconds_per_image"], "{:.3g}"), _number(mebibytes, "{:.0f}")]
+        cells.append(line)
+    return head, cells
+
+
+def _differences(rows: list[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
+    quality = "psnr_hole" if "psnr_hole" in rows[0]["versus_ours"] else "psnr"
+    depths = range(len(rows[0]["psnr"]))
+    head = ["method", *[f"ΔPSNR d={d}" for d in depths], *[f"ΔNLL d={d}" for d in depths[1:]]]
+    cells = []
+    for row in rows:
+        both = row["versus_ours"]
+        line = [_interval(both[quality][d]) for d in depths]
+        cells.append([row["name"], *line, *[_interval(both["nll"][d]) for d in depths[1:]]])
+    return head, cells
+
+
+def _caption(table: dict[str, Any]) -> str:
+    count = len(table["images"])
+    return (
+        f"{count} test images, layout {'×'.join(map(str, table['branching']))}, on "
+        f"{table['device']}. Mean ± standard deviation over images; NFE are the network "
+        "evaluations of one tree. v is about 0.98 and χ² below 21.7 for exact samples. Samples are "
+        "clamped to [0, 1]; nodes are not clipped."
+    )
+
+
+def _pipe(head: list[str], cells: list[list[str]]) -> list[str]:
+    lines = [head, ["---", *["--:"] * (len(head) - 1)], *cells]
+    return ["| " + " | ".join(line) + " |" for line in lines]
+
+
+def _spread(value: dict[str, Any], sign: str, digits: int) -> str:
+    return f"{value['mean']:.{digits}f} {sign} {value['std']:.{digits}f}"
+
+
+def _interval(value: dict[str, Any]) -> str:
+    return f"{value['mean']:+.3f} [{value['low']:+.3f}, {value['high']:+.3f}]"
+
+
+def _number(value: float | None, form: str) -> str:
+    return "–" if value is None else form.format(value)
+
+
+def _count(value: int | None) -> str:
+    return "–" if value is None else f"{value:,}"
+
+
+def _escape(text: str) -> str:
+    special: dict[str, str] = {"χ²": r"$\chi^2$", "–": "--", "_": r"\_", "%": r"\%", "&": r"\&"}
+    for sign, replacement in special.items():
+        text = text.replace(sign, replacement)
+    return text

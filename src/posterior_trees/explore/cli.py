@@ -1,0 +1,129 @@
+"""`ptrees explore`: the page, served to this machine or saved as one file."""
+
+import argparse
+import contextlib
+import importlib
+import socket
+import sys
+import threading
+import webbrowser
+from pathlib import Path
+from typing import Any
+
+PORT = 8765
+
+
+def add_explore(commands: Any) -> None:
+    """Register the command with the subparsers of `ptrees`."""
+    parser = commands.add_parser("explore", help="walk trees of your own pictures in a browser")
+    parser.add_argument("model", metavar="MODEL", help="a name (digits), a run folder or a file")
+    parser.add_argument(
+        "images", nargs="*", type=Path, metavar="IMAGE", help="pictures to begin with"
+    )
+    parser.add_argument("--host", default="127.0.0.1", help="address to serve [127.0.0.1]")
+    parser.add_argument("--port", type=int, default=PORT, help=f"port, 0: any free one [{PORT}]")
+    parser.add_argument("--save", type=Path, metavar="HTML", help="write one file, serve nothing")
+    parser.add_argument("--no-browser", action="store_true", help="do not open a browser")
+    parser.add_argument("--invert", action="store_true", help="exchange black and white first")
+    parser.add_argument("--measured", action="store_true",
+                        help="the pictures are measurements: do not degrade them")  # fmt: skip
+    parser.add_argument("--compare", action="append", default=[], metavar="NAME=TREES",
+                        help="another method's trees of the same pictures (Tree.save)")  # fmt: skip
+    parser.add_argument("--measure", action="append", default=[], metavar="MODULE:FUNCTION",
+                        help="a number f(image), shown as a histogram over the leaves")  # fmt: skip
+    parser.set_defaults(run=run_explore)
+
+
+def run_explore(arguments: argparse.Namespace) -> None:
+    from posterior_trees import load
+    from posterior_trees.explore.start import describe_start, model_card, title_of
+
+    predictor = load(arguments.model)
+    measures = dict(load_measure(name) for name in arguments.measure)
+    examples = describe_start(
+        predictor,
+        arguments.images,
+        degrade=not arguments.measured,
+        invert=arguments.invert,
+        rivals=[split_rival(text) for text in arguments.compare],
+        measures=measures,
+    )
+    options: dict[str, Any] = {"title": title_of(predictor), "model_card": model_card(predictor)}
+    if arguments.save:
+        save(arguments.save, predictor, examples, options)
+        return
+    from posterior_trees.explore.server import make_app
+
+    app = make_app(predictor, examples=examples, host=arguments.host, measures=measures, **options)
+    serve(app, arguments.host, arguments.port, is_shown=not arguments.no_browser)
+
+
+def save(file: Path, predictor: Any, examples: list[dict], options: dict[str, Any]) -> None:
+    from posterior_trees.explore.export import frame_content, inline_page
+    from posterior_trees.store import write_bytes
+
+    if not examples:
+        raise ValueError("nothing to save: name the pictures, as in `ptrees explore MODEL a.png`")
+    frame = frame_content(predictor.branching, examples[0]["size"], **options)
+    write_bytes(file, inline_page(frame | {"examples": examples}).encode())
+    print(f"wrote {file}: open it in a browser")
+
+
+def serve(app: Any, host: str, port: int, is_shown: bool = True) -> None:
+    """Answer requests until the user stops it."""
+    try:
+        import uvicorn
+    except ImportError:
+        raise RuntimeError(
+            "the explorer's server needs uvicorn, which is not installed: "
+            'pip install "posterior-trees[explore]"'
+        ) from None
+    opened = listen(host, port)
+    shown = "127.0.0.1" if host in ("0.0.0.0", "::", "") else host
+    address = f"http://{f'[{shown}]' if ':' in shown else shown}:{opened.getsockname()[1]}/"
+    print(f"explorer at {address}  (stop it with Ctrl-C)", flush=True)
+    if shown != host:
+        print("every machine of this network can use it", file=sys.stderr, flush=True)
+    if is_shown:
+        timer = threading.Timer(0.8, webbrowser.open, [address])
+        timer.daemon = True
+        timer.start()
+    settings = uvicorn.Config(app, log_level="warning", server_header=False, timeout_keep_alive=5,
+                              timeout_graceful_shutdown=3, limit_concurrency=256)  # fmt: skip
+    with contextlib.suppress(KeyboardInterrupt):
+        uvicorn.Server(settings).run(sockets=[opened])
+
+
+def listen(host: str, port: int) -> socket.socket:
+    if not 0 <= port <= 65535:
+        raise ValueError(f"--port is {port}; ports are 0 to 65535")
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, port), family=family)
+    except OSError as error:
+        raise OSError(
+            f"cannot serve at {host}:{port} ({error.strerror or error}): choose another --port "
+            "(0: any free one) or --host"
+        ) from error
+
+
+def split_rival(text: str) -> tuple[str, Path]:
+    name, sign, file = text.partition("=")
+    if not (sign and name and file):
+        raise ValueError(f"--compare {text}: write NAME=FILE, the file one that Tree.save wrote")
+    return name, Path(file)
+
+
+def load_measure(text: str) -> tuple[str, Any]:
+    """The function of `module:function`, under the function's name."""
+    module, _, function = text.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), function)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(
+            f"--measure {text}: {error}; write MODULE:FUNCTION, such as "
+            "posterior_trees.explore.measures:count_bright"
+        ) from None
+    if not callable(found):
+        raise ValueError(f"--measure {text}: {function} is not a function")
+    return function.replace("_", " "), found

@@ -1,0 +1,152 @@
+r"""Trees as data for the explorer: the one form that saved pages, the server and notebooks share.
+
+    {"schema": 1,
+     "title": "Digits",
+     "branching": [3, 3],                        one number per level, as in `Tree.branching`
+     "size": [28, 28],                           height and width of a node's image
+     "model": {"name": "…", "citation": "…"},    shown in the footer, in this order
+     "examples": [
+       {"name": "Seven",
+        "size": [28, 28],                        of this example, which may differ
+        "input": "data:image/png;base64,…",      null: not given
+        "truth": "data:image/png;base64,…",      null: not known
+        "truth_path": [0, 2, 7],                 node indices of the truth's greedy path, or null
+        "levels": [[{"p": 1.0, "image": "data:…"}], [{"p": 0.4, …}, null, …], …],
+        "measures": {"count": [3, 4, null, …]},  f(leaf) of every leaf, null for an absent one
+        "rivals": [{"name": "K-means of samples", "branching": [3, 3],
+                    "truth_path": […], "levels": […], "measures": {…}}]}]}
+
+`levels[l][i]` is node i of level l, in the order of `Tree`: the children of node i are nodes
+K·i … K·i+K−1 of the next level. `p` is absolute, so that the nodes of a level sum to 1. `null` is
+an absent node. Images are 8-bit PNG, clipped to [0, 1] for display; the trees are not changed.
+
+A measure is any $f(\text{image}) \to \mathbb R$, such as a count of nuclei; with the probabilities
+of the leaves it becomes the distribution of $f$ that the page draws.
+"""
+
+import base64
+import io
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+from jaxtyping import Float
+from PIL import Image
+from torch import Tensor
+
+from posterior_trees.tree import Tree
+
+SCHEMA = 1
+
+Measure = Callable[[Tensor], float]
+"""A number of one image `(c, h, w)`, unclipped."""
+
+
+def describe_trees(
+    trees: Tree,
+    *,
+    inputs: Float[Tensor, "_ _ _ _"] | None = None,
+    truths: Float[Tensor, "_ _ _ _"] | None = None,
+    names: Sequence[str] | None = None,
+    rivals: Mapping[str, Tree] | None = None,
+    measures: Mapping[str, Measure] | None = None,
+) -> list[dict]:
+    """One example of the page for each tree; `rivals` are other methods' trees of the same inputs,
+    by the method's name."""
+    rivals, measures = rivals or {}, measures or {}
+    _check(trees, inputs=inputs, truths=truths, names=names, rivals=rivals)
+    names = [f"Example {i + 1}" for i in range(len(trees))] if names is None else names
+    examples = []
+    for i, (tree, name) in enumerate(zip(trees, names, strict=True)):
+        x = None if truths is None else truths[i]
+        example = {
+            "name": name,
+            "size": list(trees.shape[1:]),
+            "input": None if inputs is None else to_png(inputs[i], f"the input of {name!r}"),
+            "truth": None if x is None else to_png(x, f"the truth of {name!r}"),
+            **_describe(tree, name, x, measures),
+            "rivals": [
+                {"name": str(method), "branching": list(rival.branching)}
+                | _describe(rival[i], f"{method} of {name}", x, measures)
+                for method, rival in rivals.items()
+            ],
+        }
+        examples.append(example)
+    return examples
+
+
+def _describe(tree: Tree, name: str, x: Tensor | None, measures: Mapping[str, Measure]) -> dict:
+    """One tree: its nodes, its measures, and where the truth goes in it."""
+    levels = []
+    for level, probs in enumerate(tree.probs):
+        absent, paths = tree.is_absent(level)[0].tolist(), tree.paths(level)
+        nodes: list[dict | None] = []
+        for node, prob in enumerate(probs[0].tolist()):
+            what = f"node {paths[node]} of {name!r}"
+            if np.isnan(prob):
+                raise ValueError(f"{what} has probability NaN; probabilities must be numbers")
+            image = None if absent[node] else to_png(tree.images[level][0, node], what)
+            nodes.append(None if image is None else {"p": prob, "image": image})
+        levels.append(nodes)
+    return {
+        "truth_path": None if x is None else tree.descend(x[None].to(tree.root))[0].tolist(),
+        "levels": levels,
+        "measures": {str(title): _values(tree, f, str(title)) for title, f in measures.items()},
+    }
+
+
+def _values(tree: Tree, measure: Measure, title: str) -> list[float | None]:
+    """The measure of every leaf; none for an absent one."""
+    values: list[float | None] = []
+    for leaf, is_absent in zip(tree.leaves[0], tree.is_absent(tree.depth)[0].tolist(), strict=True):
+        value = None if is_absent else float(measure(leaf.detach().cpu()))
+        if value is not None and not math.isfinite(value):
+            raise ValueError(f"the measure {title!r} gave {value}; it must give finite numbers")
+        values.append(value)
+    return values
+
+
+def to_png(image: Float[Tensor, "c h w"], what: str) -> str:
+    """An image as the data URL of an 8-bit PNG."""
+    values = image.detach().cpu().double().numpy()
+    bad = int(values.size - np.isfinite(values).sum())
+    if bad:
+        raise ValueError(
+            f"{what} has {bad} NaN or infinite pixels of {values.size}; "
+            "a page needs finite values: look for a training run that diverged"
+        )
+    pixels = (values.clip(0.0, 1.0) * 255).round().astype(np.uint8)
+    picture = Image.fromarray(pixels[0] if len(pixels) == 1 else pixels.transpose(1, 2, 0).copy())
+    return png_url(picture)
+
+
+def png_url(picture: Image.Image) -> str:
+    stream = io.BytesIO()
+    picture.save(stream, format="PNG")
+    return "data:image/png;base64," + base64.b64encode(stream.getvalue()).decode("ascii")
+
+
+def _check(trees: Tree, *, inputs, truths, names, rivals: Mapping[str, Tree]) -> None:
+    if len(trees) == 0:
+        raise ValueError("the batch holds no trees; a page needs at least one")
+    if len(trees.shape) != 3:
+        raise ValueError(f"nodes have shape {tuple(trees.shape)}; a page shows images (c, h, w)")
+    for name, batch in {"trees": trees.root, "inputs": inputs, "truths": truths}.items():
+        if batch is not None and batch.shape[1] not in (1, 3):
+            raise ValueError(
+                f"{name} have {batch.shape[1]} channels; a page shows 1 (grey) or 3 (RGB)"
+            )
+    for name, batch in {"inputs": inputs, "truths": truths, "names": names}.items():
+        if batch is not None and len(batch) != len(trees):
+            raise ValueError(f"{len(batch)} {name} for {len(trees)} trees: give one for each tree")
+    if truths is not None and truths.shape[1:] != trees.shape:
+        raise ValueError(
+            f"truths have shape {tuple(truths.shape[1:])}, nodes {tuple(trees.shape)}: "
+            "a truth must be an image of the nodes' shape"
+        )
+    for name, rival in rivals.items():
+        if len(rival) != len(trees) or rival.shape != trees.shape:
+            raise ValueError(
+                f"{name!r} has {len(rival)} trees of {tuple(rival.shape)}, the page {len(trees)} "
+                f"of {tuple(trees.shape)}: a comparison needs trees of the same inputs"
+            )

@@ -1,0 +1,116 @@
+"""What a page shows before anybody gives it a picture: the user's files, or the sample digits."""
+
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from PIL import Image
+from torch import Tensor
+
+from posterior_trees.data.errors import DataError
+from posterior_trees.explore.content import Measure, describe_trees
+from posterior_trees.explore.upload import (
+    Answer,
+    Limits,
+    Predictor,
+    answer,
+    can_degrade,
+    mask_size,
+    predict_pixels,
+)
+from posterior_trees.tree import Tree
+
+DIGIT = (28, 28)
+SAMPLES = 12
+"""How many of the sample digits a served page begins with."""
+
+
+def describe_start(
+    predictor: Predictor,
+    files: Sequence[Path],
+    *,
+    degrade: bool = True,
+    invert: bool = False,
+    rivals: Sequence[tuple[str, Path]] = (),
+    measures: Mapping[str, Measure] | None = None,
+) -> list[dict]:
+    """Examples of the given files, or of sample digits where the model takes digits."""
+    degrade = degrade and can_degrade(predictor)
+    if files:
+        names = [file.name for file in files]
+        answers = [_read(predictor, file, degrade, invert) for file in files]
+    else:
+        digits = sample_digits(SAMPLES) if _takes_digits(predictor) else ()
+        names = [f"digit {i + 1}" for i in range(len(digits))]
+        answers = [predict_pixels(predictor, digit[None]) for digit in digits]
+    others = {name: _load_trees(file, len(answers)) for name, file in rivals}
+    examples = []
+    for i, (name, made) in enumerate(zip(names, answers, strict=True)):
+        rival = {method: trees[i] for method, trees in others.items()}
+        examples += describe_trees(
+            made.tree, inputs=made.y, truths=made.x, names=[name], rivals=rival, measures=measures
+        )
+    return examples
+
+
+def sample_digits(count: int) -> Float[Tensor, "n 1 28 28"]:
+    """Evenly spaced ones of the test digits that ship with the package, in [0, 1]."""
+    sheet = resources.files("posterior_trees") / "assets" / "digits.png"
+    with sheet.open("rb") as file, Image.open(file) as image:
+        pixels = torch.from_numpy(np.array(image.convert("L")))
+    height, width = DIGIT
+    tiles = pixels.unfold(0, height, height).unfold(1, width, width).reshape(-1, 1, *DIGIT)
+    chosen = [i * len(tiles) // count for i in range(min(count, len(tiles)))]
+    return tiles[chosen].float() / 255
+
+
+def title_of(predictor: Predictor) -> str:
+    return (
+        f"Posterior trees: {predictor.name.replace('_', ' ')}"
+        if predictor.name
+        else "Posterior trees"
+    )
+
+
+def model_card(predictor: Predictor) -> dict[str, str]:
+    """Words for the footer: the model, where it comes from, and the method."""
+    card = {"name": predictor.name or "Posterior tree"}
+    keys = [key for key in ("version", "commit", "date") if predictor.about.get(key)]
+    if keys:
+        card["origin"] = "Trained with posterior-trees " + ", ".join(
+            f"{key} {predictor.about[key]}" for key in keys
+        )
+    card["method"] = (
+        "Nehme, Mulayoff and Michaeli, Hierarchical Uncertainty Exploration via Feedforward "
+        "Posterior Trees, NeurIPS 2024"
+    )
+    if _takes_digits(predictor):
+        card["data"] = "Digits: MNIST by Yann LeCun, Corinna Cortes and Christopher J.C. Burges"
+    return card
+
+
+def _takes_digits(predictor: Predictor) -> bool:
+    return mask_size(predictor) == DIGIT and predictor.channels == 1
+
+
+def _read(predictor: Predictor, file: Path, degrade: bool, invert: bool) -> Answer:
+    """The answer to a file of the user's own, whose size in bytes is the user's business."""
+    try:
+        content = file.read_bytes()
+    except OSError as error:
+        raise DataError(f"cannot read {file} ({error.strerror or error}). Check the name") from None
+    return answer(predictor, content, str(file), degrade=degrade, invert=invert, limits=Limits())
+
+
+def _load_trees(file: Path, count: int) -> Tree:
+    if not file.is_file():
+        raise DataError(f"{file} does not exist. Check the name")
+    trees = Tree.load(file)
+    if len(trees) != count:
+        raise DataError(
+            f"{file} holds {len(trees)} trees for {count} pictures: a comparison needs one for each"
+        )
+    return trees

@@ -1,0 +1,158 @@
+r"""From the bytes of somebody's picture to the tree of it, without trusting them.
+
+The bytes are limited before they are read (`server`), the number of pixels before they are decoded,
+and the picture's format is what decoding says it is, whatever its name. A large picture is shrunk
+to `Limits.side`, because a tree of $K^d$ such pictures has to travel to the page.
+
+A picture is either clean, then the model's own measurement degrades it here and it is kept as the
+truth, or it is a measurement already.
+"""
+
+from io import BytesIO
+from typing import NamedTuple, Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Float
+from PIL import Image
+from torch import Tensor
+
+from posterior_trees.data.decode import UNREADABLE, decode, read_header
+from posterior_trees.data.errors import DataError
+from posterior_trees.data.imageset import to_float
+from posterior_trees.measure import Colorize, Downsample, Inpaint, Measurement, Paired
+from posterior_trees.tree import Tree
+
+
+@runtime_checkable
+class Predictor(Protocol):
+    """What the explorer asks of a model; a `TreePredictor` is one."""
+
+    measurement: Measurement
+    channels: int
+    branching: tuple[int, ...]
+    name: str
+    about: dict
+
+    @property
+    def device(self) -> torch.device: ...
+
+    def __call__(self, y: Tensor) -> Tree: ...
+
+    def measure(self, x: Tensor, generator: torch.Generator | None) -> Tensor: ...
+
+
+class Limits(NamedTuple):
+    """What an upload may be."""
+
+    megabytes: float = 20.0
+    megapixels: float = 40.0
+    side: int = 512
+    """The longer side in pixels of what the network gets; larger pictures are shrunk to it."""
+
+
+class Answer(NamedTuple):
+    """The tree of one picture, what was measured of it, and what is wrong with it."""
+
+    tree: Tree
+    y: Float[Tensor, "1 _ _ _"]
+    x: Float[Tensor, "1 _ _ _"] | None
+    note: str
+
+
+def answer(
+    predictor: Predictor,
+    content: bytes,
+    name: str,
+    *,
+    degrade: bool = True,
+    invert: bool = False,
+    limits: Limits | None = None,
+) -> Answer:
+    """The tree of the picture in these bytes; `degrade` measures it first and keeps it as truth."""
+    pixels = read_bytes(predictor, content, name, limits or Limits())
+    return predict_pixels(predictor, 1 - pixels if invert else pixels, degrade=degrade)
+
+
+@torch.inference_mode()
+def predict_pixels(
+    predictor: Predictor, pixels: Float[Tensor, "1 _ _ _"], *, degrade: bool = True
+) -> Answer:
+    """The tree of a picture that is clean (`degrade`) or a measurement already."""
+    pixels = pixels.to(predictor.device)
+    if degrade and not can_degrade(predictor):
+        raise DataError(
+            "this model was trained on pairs and cannot degrade a picture: give it the "
+            "measurement itself, and leave `degrade` out"
+        )
+    noise = torch.Generator().manual_seed(0)  # the same picture is always the same measurement
+    y = predictor.measure(pixels, noise) if degrade else predictor.measurement.observe(pixels)
+    tree = predictor(y).to("cpu")
+    x = pixels.cpu() if degrade and pixels.shape[1:] == tree.shape else None
+    return Answer(tree, y.cpu(), x, describe_fit(predictor, y))
+
+
+def read_bytes(
+    predictor: Predictor, content: bytes, name: str, limits: Limits
+) -> Float[Tensor, "1 _ _ _"]:
+    """Decode a picture to what the model takes: its channels, the size of its mask, in [0, 1]."""
+    channels = 3 if isinstance(predictor.measurement, Colorize) else _channels(predictor)
+    if channels not in (1, 3):
+        raise DataError(f"this model takes {channels or 'any'} channels, a picture has 1 or 3")
+    if not content:
+        raise DataError(f"{name} is empty. Choose a picture file")
+    _check_pixels(content, name, limits)
+    size = mask_size(predictor) or _shrunk(predictor, content, name, limits.side)
+    stored = decode(BytesIO(content), name, channels, size)
+    return to_float(torch.from_numpy(stored.copy())).unsqueeze(0)
+
+
+def describe_fit(predictor: Predictor, y: Float[Tensor, "1 _ _ _"]) -> str:
+    """Whether the mean brightness of a measurement is one that the model met in training (its 0.1 %
+    to 99.9 % quantiles, which a trained model carries); empty if so, or if nobody knows."""
+    low, high = predictor.about.get("input_brightness") or (-torch.inf, torch.inf)
+    mean = y.mean().item()
+    if low - 0.001 <= mean <= high + 0.001:
+        return ""
+    return (
+        f"This picture may not fit the model: its mean brightness as the model sees it is "
+        f"{mean:.2f}, in training it was {low:.2f} to {high:.2f}. "
+        "Exchanging black and white may help"
+    )
+
+
+def can_degrade(predictor: Predictor) -> bool:
+    return not isinstance(predictor.measurement, Paired)
+
+
+def mask_size(predictor: Predictor) -> tuple[int, ...]:
+    """Height and width of the model's fixed mask; () if it takes any size."""
+    measurement = predictor.measurement
+    return tuple(measurement.hole.shape[-2:]) if isinstance(measurement, Inpaint) else ()
+
+
+def _channels(predictor: Predictor) -> int:
+    return predictor.measurement.channels(predictor.channels)
+
+
+def _check_pixels(content: bytes, name: str, limits: Limits) -> None:
+    """Refuse too many pixels by what the file says of itself, before any of them is decoded. (Not
+    by `read_header`: to find the orientation, Pillow may decode the whole file.)"""
+    try:
+        with Image.open(BytesIO(content)) as image:
+            width, height = image.size
+    except (Image.DecompressionBombError, *UNREADABLE):
+        return  # decoding will say what is wrong
+    if width * height > limits.megapixels * 1e6:
+        raise DataError(
+            f"{name} has {width}×{height} = {width * height / 1e6:.0f} megapixels, the limit is "
+            f"{limits.megapixels:g}. Make it smaller first"
+        )
+
+
+def _shrunk(predictor: Predictor, content: bytes, name: str, side: int) -> tuple[int, ...]:
+    """The size a picture is brought to: at most `side`, and what blocks divide evenly."""
+    height, width, _ = read_header(BytesIO(content), name)
+    zoom = min(1.0, side / max(height, width))
+    measurement = predictor.measurement
+    block = measurement.factor if isinstance(measurement, Downsample) else 1
+    return tuple(max(block, round(s * zoom) // block * block) for s in (height, width))

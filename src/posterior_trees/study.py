@@ -1,0 +1,159 @@
+"""Several recipes in a row: train, judge on the test split, draw, export. `ptrees study`.
+
+RUNS/<name>/                  the run of each recipe; the same command continues what was stopped
+OUT/<name>.json               what `ptrees evaluate --json` writes, of the exported weights
+OUT/<name>.safetensors        the weights in bfloat16
+OUT/<name>_scores.safetensors every value per test image, for paired comparisons
+OUT/<name>.png                trees of six evenly spaced test images
+OUT/<name>.jsonl              the log of the training
+OUT/study.json                a row per recipe: how it ended, and what it gains over its root and
+                              over the plain network, as paired 95 % bootstrap intervals
+
+With a time limit the time that is left is shared equally among the recipes that are left. One that
+fails does not stop the others.
+"""
+
+import dataclasses
+import gc
+import json
+import shutil
+import time
+from collections.abc import Callable, Iterator, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from posterior_trees import store
+from posterior_trees.checkpoint import export_model, load
+from posterior_trees.data import load_evaluation
+from posterior_trees.evaluate import report, score, seconds_per_image
+from posterior_trees.examples import save_examples
+from posterior_trees.metrics import summarize
+from posterior_trees.recipe import Recipe, read_recipe
+from posterior_trees.run import read_log
+from posterior_trees.train import fit
+
+SHOWN = 6
+PLAIN = "_plain"
+
+
+def run_study(
+    files: Sequence[str | PathLike[str]],
+    out: str | PathLike[str],
+    *,
+    data: str | PathLike[str] | None = None,
+    runs: str | PathLike[str] = "runs",
+    minutes: float | int | None = None,
+    changes: Sequence[str] = (),
+    with_plain: bool = False,
+    accelerator: str = "auto",
+    say: Callable[[str], object] = print,
+) -> list[dict[str, Any]]:
+    """Run recipe files, each with the same `changes`; returns the rows of `study.json`.
+
+    `with_plain` adds to each the plain MSE network of the same width, `<name>_plain`. `minutes`
+    limits the training of all of them together; judging and drawing come on top.
+    """
+    recipes: dict[str, Recipe] = {}
+    for file in files:
+        recipes[Path(file).stem] = recipe = read_recipe(file, list(changes))
+        if with_plain:
+            recipes[Path(file).stem + PLAIN] = plain_of(recipe)
+    out, runs = Path(out), Path(runs)
+    out.mkdir(parents=True, exist_ok=True)
+    end = None if minutes is None else time.monotonic() + 60 * minutes
+    rows: list[dict[str, Any]] = []
+    for number, (name, recipe) in enumerate(recipes.items()):
+        left = None if end is None else (end - time.monotonic()) / (len(recipes) - number)
+        say(f"{name}: training" + ("" if left is None else f" for at most {left:.0f} s"))
+        start = time.monotonic()
+        try:
+            train(recipe, runs / name, data, left, accelerator, say)
+            row = judge(recipe, runs / name, out, data)
+        except (ValueError, RuntimeError, OSError) as error:
+            row = {"state": "failed", "message": str(error)}
+        row = {"name": name, **row, "wall_seconds": round(time.monotonic() - start, 1)}
+        rows.append(row)
+        say(f"{name}: {row['state']} {row.get('message', '')}".rstrip())
+        store.write_bytes(out / "study.json", (json.dumps(rows, indent=1) + "\n").encode())
+        gc.collect()
+        torch.compiler.reset()  # compiled networks of earlier recipes count against a limit
+    return rows
+
+
+def plain_of(recipe: Recipe) -> Recipe:
+    """The same experiment with one answer: depth 0, the same width, nothing to balance."""
+    leaves = recipe.tree.branching**recipe.tree.depth
+    width = recipe.network.width or recipe.network.c_init * leaves
+    return dataclasses.replace(
+        recipe,
+        tree=dataclasses.replace(recipe.tree, depth=0),
+        network=dataclasses.replace(recipe.network, width=width),
+        balancer=dataclasses.replace(recipe.balancer, is_on=False),
+    )
+
+
+def train(
+    recipe: Recipe,
+    run: Path,
+    data: str | PathLike[str] | None,
+    seconds: float | None,
+    accelerator: str,
+    say: Callable[[str], object] = print,
+) -> None:
+    """Train in `run` until the recipe or the time is over."""
+    start = time.monotonic()
+
+    def watch(steps: Iterator[int], first: int, total: int) -> Iterator[int]:
+        for step in steps:
+            if seconds is not None and time.monotonic() - start > seconds:
+                return
+            yield step
+
+    def tell(line: dict[str, Any]) -> None:
+        keys = ("epoch", "seconds", "root_mse", "val_psnr", "val_nll", "leaf_usage")
+        say("  " + json.dumps({key: line[key] for key in keys if key in line}))
+
+    fit(recipe, run, data=data, accelerator=accelerator, watch=watch, report=tell)
+
+
+def judge(recipe: Recipe, run: Path, out: Path, data: str | PathLike[str] | None) -> dict[str, Any]:
+    """Export a run's best weights, score them on the test split and draw its trees."""
+    model = out / f"{run.name}.safetensors"
+    if not (run / "best.safetensors").is_file():
+        return {"state": "stopped", "message": "before the first epoch was over: give it more time"}
+    shutil.copyfile(run / "log.jsonl", out / f"{run.name}.jsonl")
+    export_model(run, model)
+    predictor, images = load(model), load_evaluation(recipe.data, data, "test")
+    scores = score(predictor, images, batch_size=recipe.training.evaluation_batch, seed=recipe.seed)
+    table = report(predictor, scores, model=run.name, task=recipe.task, split="test")
+    table |= {"seconds_per_image": seconds_per_image(predictor, images), "nfe": 1}
+    store.write_bytes(out / f"{run.name}.json", (json.dumps(table, indent=1) + "\n").encode())
+    store.write(out / f"{run.name}_scores.safetensors", scores, {"names": images.names})
+    save_examples(out / f"{run.name}.png", predictor, images, count=SHOWN, seed=recipe.seed)
+    last = read_log(run / "log.jsonl")[-1]
+    is_done = last["epoch"] == recipe.training.epochs
+    row = {"state": "done" if is_done else "stopped", "epochs": last["epoch"]}
+    row |= {"training_seconds": last["seconds"], "commit": predictor.about.get("commit")}
+    return row | gains(scores, run.name, out)
+
+
+def gains(scores: dict[str, Tensor], name: str, out: Path) -> dict[str, Any]:
+    """PSNR (of the hole, if there is one) that each level adds to the one above, over test images,
+    and what the root of a tree has over the plain network, if that was judged before."""
+    quality = scores.get("psnr_hole", scores["psnr"])
+    steps = [summarize(step)._asdict() for step in quality.diff(dim=1).T]
+    found: dict[str, Any] = {"psnr_gain_per_level": steps}
+    base = name.removesuffix(PLAIN)
+    other = out / f"{base if name.endswith(PLAIN) else base + PLAIN}_scores.safetensors"
+    if other.is_file():
+        stored, _ = store.read(other)
+        theirs = stored.get("psnr_hole", stored["psnr"])[:, 0]
+        if len(theirs) == len(quality):
+            sign = -1 if name.endswith(PLAIN) else 1
+            difference = sign * (quality[:, 0] - theirs)
+            found["tree_root_over_plain"] = summarize(difference)._asdict()
+    return found

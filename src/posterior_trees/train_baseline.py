@@ -1,0 +1,237 @@
+r"""Training of the baselines: one loop for diffusion models and GANs, resumable at any moment.
+
+Everything random in step $s$ follows from (seed, $s$), as in the trees' own trainer. The weights
+that sample are a running average with a half-life that grows with the run (Karras et al. 2022):
+
+$$ \text{decay} = 2^{-\text{batch} / h}, \qquad
+   h = \min(500\,000,\; 0.05 \cdot \text{images seen}). $$
+
+A fixed decay of 0.9999 would leave the random first weights in a short run.
+
+What a model learns from one batch is its learner's business (`make_learner`): `draw` makes the
+inputs of a step, `learn` takes the optimisers' steps, `validate` looks at held-out images.
+"""
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from os import PathLike
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from posterior_trees.baselines.spec import BaselineSpec, spec_to_facts
+from posterior_trees.capture import Capture
+from posterior_trees.checkpoint import best_device, provenance
+from posterior_trees.data import ImageSet, load_split
+from posterior_trees.data.augment import augment
+from posterior_trees.recipe import Recipe
+from posterior_trees.run import Run, RunError
+from posterior_trees.sampling import Baseline, make_learner, save_baseline
+from posterior_trees.schedule import Schedule
+
+HALF_LIFE_IMAGES, HALF_LIFE_SHARE = 500_000, 0.05
+VALIDATION_IMAGES = 512
+
+
+def fit_baseline(
+    recipe: Recipe,
+    spec: BaselineSpec,
+    run_dir: str | PathLike[str],
+    *,
+    data: str | PathLike[str] | None = None,
+    images: tuple[ImageSet, ImageSet | None] | None = None,
+    device: str | torch.device | None = None,
+    minutes: float | int = math.inf,
+    report: Callable[[dict[str, Any]], None] | None = None,
+    watch: Callable[[Iterator[int], int, int], Iterator[int]] | None = None,
+) -> Baseline:
+    """Train a baseline in `run_dir`; the same call continues a run that was stopped.
+
+    Stops by itself after `minutes`, with its state saved. `best.safetensors` holds the averaged
+    weights in bfloat16: the best on held-out images, or the last where none are held out.
+    """
+    deadline = time.monotonic() + 60 * minutes
+    torch.manual_seed(recipe.seed)
+    baseline = Baseline.fresh(recipe, spec).to(torch.device(device or best_device()))
+    if images is None:
+        train = load_split(recipe.data, data, "train")
+        held_out = load_split(recipe.data, data, "validation") if recipe.data.validation else None
+    else:
+        train, held_out = images
+    loop = Loop(baseline, train, held_out, Run(run_dir, recipe), report)
+    loop.resume()
+    steps: Iterator[int] = iter(range(loop.step, loop.total_steps))
+    for step in watch(steps, loop.step, loop.total_steps) if watch else steps:
+        loop.advance(step)
+        if time.monotonic() > deadline:
+            break
+    loop.save()
+    loop.swap_in_average()
+    return baseline
+
+
+class Loop:
+    """The state of a run and one step of it."""
+
+    def __init__(
+        self,
+        baseline: Baseline,
+        train: ImageSet,
+        held_out: ImageSet | None,
+        run: Run,
+        report: Callable[[dict[str, Any]], None] | None,
+    ) -> None:
+        self.baseline, self.recipe, self.spec = baseline, baseline.recipe, baseline.spec
+        self.run, self.report, self.device = run, report, baseline.device
+        self.train, self.held_out = train.to(self.device), held_out
+        self.batch_size = min(self.recipe.training.batch_size, len(train))
+        self.steps_per_epoch = max(len(train) // self.batch_size, 1)
+        self.total_steps = self.recipe.training.epochs * self.steps_per_epoch
+        self.schedule = Schedule(self.recipe.optimizer, self.total_steps)
+        if self.device.type == "cuda":
+            network = baseline.network
+            network.to(memory_format=torch.channels_last)  # ty: ignore[no-matching-overload]
+            torch.backends.cudnn.benchmark = True
+        self.learner = make_learner(baseline)
+        captures = self.device.type == "cuda" and self.recipe.training.capture
+        is_captured = captures and self.learner.can_capture
+        self.learn = Capture(self._learn) if is_captured else self._learn
+        floats = self.learner.network.state_dict()
+        self.average = {k: v.clone() for k, v in floats.items() if v.is_floating_point()}
+        self.weights = [v for v in floats.values() if v.is_floating_point()]
+        self.losses: list[Tensor] = []
+        self.step, self.seconds, self.best = 0, 0.0, math.inf
+        self.saved_at = time.monotonic()
+        self.order: tuple[int, Tensor] | None = None
+
+    def advance(self, step: int) -> None:
+        """One batch, and from time to time a log line and a save."""
+        start = time.monotonic()
+        self._set_rates(step)
+        losses = self.learn(*self._inputs(step), self._share(step))
+        self.losses.append(losses.clone())
+        self.step = step + 1
+        self.seconds += time.monotonic() - start
+        is_last = self.step == self.total_steps
+        if self.step % self.spec.log_every == 0 or is_last:
+            self._log()
+        if is_last or time.monotonic() - self.saved_at >= self.recipe.training.save_seconds:
+            self.save()
+
+    def _learn(self, *inputs: Tensor) -> Tensor:
+        losses = self.learner.learn(*inputs[:-1])
+        change = torch._foreach_sub(self.weights, list(self.average.values()))
+        torch._foreach_mul_(change, inputs[-1])
+        torch._foreach_add_(list(self.average.values()), change)
+        return losses
+
+    def _inputs(self, step: int) -> tuple:
+        epoch, place = divmod(step, self.steps_per_epoch)
+        if self.order is None or self.order[0] != epoch:
+            order = torch.randperm(len(self.train), generator=self._generator(epoch, 1))
+            self.order = epoch, order.to(self.device)
+        indices = self.order[1][place * self.batch_size : (place + 1) * self.batch_size]
+        x, y = self.train.batch(indices)
+        data = self.recipe.data
+        if data.augment or data.patch:
+            x, y = augment(x, y, data.augment, data.patch, self._generator(step, 2))
+        if self.spec.dropout:
+            torch.manual_seed(self._generator(step, 3).initial_seed())
+        generator = self._generator(step, 4, self.device)
+        self.learner.network.train()
+        return self.learner.draw(x, y, generator)
+
+    def _set_rates(self, step: int) -> None:
+        for optimizer in self.learner.optimizers:
+            for group in optimizer.param_groups:
+                rate = self.schedule.lr(group["base_lr"], step)
+                if isinstance(group["lr"], Tensor):
+                    group["lr"].fill_(rate)
+                else:
+                    group["lr"] = rate
+
+    def _share(self, step: int) -> Tensor:
+        """Weight of the new weights in their running average."""
+        half_life = min(HALF_LIFE_IMAGES, HALF_LIFE_SHARE * (step + 1) * self.batch_size)
+        return torch.full((), 1 - 0.5 ** (self.batch_size / half_life), device=self.device)
+
+    def _log(self) -> None:
+        losses = torch.stack(self.losses).float().mean(dim=0)
+        self.losses.clear()
+        if not losses.isfinite().all():
+            raise RunError(
+                f"the loss became NaN or infinite near step {self.step}. The last good state is "
+                f"kept in {self.run.folder}. Lower optimizer.lr (now {self.recipe.optimizer.lr:g})"
+            )
+        line: dict[str, Any] = {"step": self.step, "epoch": self.step / self.steps_per_epoch,
+                "loss": losses.tolist(), "seconds": round(self.seconds, 2)}  # fmt: skip
+        before = self.swap_in_average()
+        if self.held_out is not None:
+            index = torch.arange(min(VALIDATION_IMAGES, len(self.held_out)))
+            x, y = self.held_out.batch(index)
+            y = None if y is None else y.to(self.device)
+            line |= self.learner.validate(x.to(self.device), y, self.recipe.seed)
+        if line.get("val_loss", -math.inf) < self.best:
+            self.best = line.get("val_loss", math.inf)
+            about = {**provenance(), "step": self.step, "images": self.step * self.batch_size}
+            save_baseline(self.run.model_file, self.baseline, about)
+        self.learner.network.load_state_dict(before)
+        self.run.log(line)
+        if self.report:
+            self.report(line)
+
+    def swap_in_average(self) -> dict[str, Tensor]:
+        """Put the averaged weights into the network; returns those that were there."""
+        before = {k: v.clone() for k, v in self.learner.network.state_dict().items()}
+        self.learner.network.load_state_dict({**before, **self.average})
+        self.learner.network.eval()
+        return before
+
+    def save(self) -> None:
+        """Write everything needed to continue."""
+        states = {str(i): o.state_dict()["state"] for i, o in enumerate(self.learner.optimizers)}
+        losses = torch.stack(self.losses) if self.losses else torch.zeros(0)
+        self.run.save(
+            {
+                "step": self.step,
+                "seconds": self.seconds,
+                "best": self.best if math.isfinite(self.best) else None,
+                "spec": spec_to_facts(self.spec),
+                "model": dict(self.learner.model.state_dict()),
+                "average": self.average,
+                "losses": losses,
+                "optimizers": states,
+            }
+        )
+        self.saved_at = time.monotonic()
+
+    def resume(self) -> None:
+        """Continue where the last save was, if there is one."""
+        state = self.run.load()
+        if state is None:
+            self.run.rewind(0)
+            return
+        if state.get("spec") != spec_to_facts(self.spec):
+            raise RunError(
+                f"{self.run.folder} holds a run with another [baseline] section. Use another --out "
+                "folder, or the same recipe to continue"
+            )
+        self.step, self.seconds = state["step"], state["seconds"]
+        self.best = math.inf if state["best"] is None else state["best"]
+        self.learner.model.load_state_dict(state["model"])
+        for name, tensor in state["average"].items():
+            self.average[name].copy_(tensor)
+        self.losses = list(state["losses"].to(self.device))
+        for number, optimizer in enumerate(self.learner.optimizers):
+            slots = {int(k): v for k, v in state["optimizers"].get(str(number), {}).items()}
+            groups = optimizer.state_dict()["param_groups"]
+            optimizer.load_state_dict({"state": slots, "param_groups": groups})
+        self.run.rewind(self.step)
+
+    def _generator(
+        self, step: int, purpose: int, device: torch.device | None = None
+    ) -> torch.Generator:
+        number = (self.recipe.seed * 1_000_003 + purpose) * 1_000_003 + step
+        return torch.Generator(device or "cpu").manual_seed(number % 2**63)

@@ -1,0 +1,307 @@
+"""The comparison: calibration tests that can tell samplers apart, tables, and the commands."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from conftest import RECIPE, make_blobs
+from PIL import Image
+
+from posterior_trees import cli, toys
+from posterior_trees.baselines import hierarchical_kmeans
+from posterior_trees.baselines.calibration import (
+    chi_square,
+    choose_directions,
+    expected_v,
+    ranks,
+    spread_and_skill,
+    spread_skill,
+    usable_count,
+)
+from posterior_trees.baselines.folder import SampleError, read_samples, write_samples
+from posterior_trees.build import build_predictor
+from posterior_trees.checkpoint import save_model
+from posterior_trees.cli_baselines import parse_options
+from posterior_trees.compare_table import per_depth, to_latex, to_markdown
+from posterior_trees.metrics import nll, psnr
+from posterior_trees.recipe import parse_recipe
+
+BASELINE = """
+[baseline]
+base = 8
+multipliers = [1, 2]
+blocks = 1
+attention = []
+width = 4
+critic = 4
+"""
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def calibrated_world(inputs: int, width: float, seed: int = 0):
+    """Truths of the mixture, and 99 posterior samples of each, `width` times as spread out."""
+    mixture, sigma = toys.GaussianMixture(), 2.0
+    x = mixture.sample(inputs, seeded(seed))
+    y = x + sigma * torch.randn(inputs, 2, generator=seeded(seed + 1))
+    samples = mixture.sample_posterior(y, sigma, 99, seeded(seed + 2))
+    mean = samples.mean(dim=1, keepdim=True)
+    return mean + width * (samples - mean), x
+
+
+def judge(width: float) -> tuple[float, float]:
+    samples, x = calibrated_world(600, width)
+    bins = ranks(samples, x, torch.eye(2).expand(600, 2, 2)[:, :1], seeded(3))
+    return spread_skill(*spread_and_skill(samples, x)), chi_square(bins)
+
+
+def test_exact_samples_are_calibrated_and_others_are_told_apart() -> None:
+    v, chi2 = judge(1.0)
+    assert v == pytest.approx(expected_v(99), abs=3 * 0.027)
+    assert chi2 < 21.7
+    narrow, narrow_chi2 = judge(0.7)
+    wide, wide_chi2 = judge(1.4)
+    assert narrow < 0.6 < 1.4 < wide
+    assert min(narrow_chi2, wide_chi2) > 40
+
+
+def test_the_averaging_law_holds_exactly_for_any_samples() -> None:
+    """Mean error of one sample = error of the mean + spread; so their ratio is 1 + v."""
+    samples = torch.randn(5, 8, 3, dtype=torch.float64, generator=seeded())
+    x = torch.randn(5, 3, dtype=torch.float64, generator=seeded(1))
+    variance, error = spread_and_skill(samples, x)
+    one = (samples - x.unsqueeze(1)).square().mean(dim=(1, 2))
+    torch.testing.assert_close(one, error + variance)
+    assert expected_v(100) == pytest.approx(0.980, abs=1e-3)
+
+
+def test_ranks_of_equal_samples_are_drawn_by_lot() -> None:
+    samples = torch.zeros(4000, 9, 1)
+    bins = ranks(samples, torch.zeros(4000, 1), torch.ones(4000, 1, 1), seeded())
+    assert chi_square(bins) < 27
+    above = ranks(samples, torch.ones(4000, 1), torch.ones(4000, 1, 1), seeded())
+    assert (above == 9).all()
+    assert [usable_count(n) for n in (8, 9, 99, 100, 1000)] == [0, 9, 99, 99, 999]
+    with pytest.raises(ValueError, match="8 samples are too few"):
+        ranks(samples[:, :8], torch.zeros(4000, 1), torch.ones(4000, 1, 1))
+
+
+def test_directions_of_an_image_come_from_the_other_half_of_the_images() -> None:
+    spreads = torch.zeros(4, 3, 5)
+    spreads[::2, :, 0] = torch.tensor([1.0, -2.0, 3.0])
+    spreads[1::2, :, 4] = 1.0
+    directions = choose_directions((5,), 4, spreads, count=1, seed=0)
+    assert directions.shape == (4, 2, 5)
+    assert directions[0, 1].abs().argmax() == 4
+    assert directions[1, 1].abs().argmax() == 0
+    assert torch.equal(directions[0, 0], directions[3, 0])
+
+
+def test_samples_written_are_samples_read(tmp_path) -> None:
+    samples = torch.rand(2, 5, 3, 4, 6, generator=seeded()).mul(255).round() / 255
+    write_samples(tmp_path, torch.tensor([3, 17]), samples)
+    found = read_samples(tmp_path, 17, "t10k/00017", (3, 4, 6), 100)
+    torch.testing.assert_close(found, samples[1])
+    assert len(read_samples(tmp_path, 3, "", (3, 4, 6), 2)) == 2
+
+
+@pytest.mark.parametrize("place", ["0007", "7", "a_b", "a/b"])
+def test_pictures_of_any_numbering_are_found(tmp_path, place: str) -> None:
+    (tmp_path / place).mkdir(parents=True)
+    for number, value in enumerate((0, 51, 255)):
+        Image.fromarray(np.full((4, 6), value, np.uint8)).save(
+            tmp_path / place / f"{number:04d}.png"
+        )
+    samples = read_samples(tmp_path, 7, "a/b", (1, 4, 6), 10)
+    assert samples.shape == (3, 1, 4, 6)
+    assert samples[:, 0, 0, 0].tolist() == pytest.approx([0, 0.2, 1])
+
+
+def test_samples_that_cannot_be_used_are_named(tmp_path) -> None:
+    with pytest.raises(SampleError, match="there is no folder"):
+        read_samples(tmp_path / "none", 0, "0", (1, 4, 4), 10)
+    with pytest.raises(SampleError, match=r"no samples of image 5 .*00005"):
+        read_samples(tmp_path, 5, "five", (1, 4, 4), 10)
+    np.save(tmp_path / "5.npy", np.zeros((9, 3, 3)))
+    with pytest.raises(SampleError, match=r"shape \(9, 1, 3, 3\); .* are \(s, 4, 4, 1\)"):
+        read_samples(tmp_path, 5, "", (1, 4, 4), 10)
+    np.save(tmp_path / "6.npy", np.full((9, 4, 4), 255.0))
+    with pytest.raises(SampleError, match="values from 255 to 255"):
+        read_samples(tmp_path, 6, "", (1, 4, 4), 10)
+    (tmp_path / "8.npy").write_bytes(b"nonsense")
+    with pytest.raises(SampleError, match=r"not a readable \.npy"):
+        read_samples(tmp_path, 8, "", (1, 4, 4), 10)
+    (tmp_path / "9").mkdir()
+    with pytest.raises(SampleError, match="holds no pictures"):
+        read_samples(tmp_path, 9, "", (1, 4, 4), 10)
+
+
+def test_options_of_samplers_are_numbers() -> None:
+    assert parse_options(["steps=100", "eta=0.5"]) == {"steps": 100, "eta": 0.5}
+    for wrong in ("steps", "steps=many"):
+        with pytest.raises(ValueError, match="option 'steps"):
+            parse_options([wrong])
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    """A data folder, a tree that was never trained, two baselines and somebody's samples."""
+    import struct
+
+    folder = tmp_path_factory.mktemp("world")
+    (folder / "blobs").mkdir()
+    for part, images in (("train", make_blobs(32)), ("t10k", make_blobs(24, seed=1))):
+        header = struct.pack(">4B3I", 0, 0, 8, 3, len(images), 8, 8)
+        file = folder / "blobs" / f"{part}-images-idx3-ubyte"
+        file.write_bytes(header + images.x.numpy().tobytes())
+    recipe = parse_recipe(RECIPE)
+    torch.manual_seed(0)
+    save_model(folder / "tree.safetensors", build_predictor(recipe), recipe, {"commit": "abc"})
+    for kind in ("prior", "conditional", "cgan"):
+        (folder / f"{kind}.toml").write_text(RECIPE + BASELINE)
+        cli.main(["baseline", "train", str(folder / f"{kind}.toml"), "--data", str(folder), "--out",
+                  str(folder / kind), "--set", f"baseline.kind={kind}", "--set",
+                  "training.epochs=1", "--device", "cpu"])  # fmt: skip
+    x, _ = make_blobs(24, seed=1).batch(range(24))
+    noise = torch.rand(24, 12, 1, 8, 8, generator=seeded())
+    exact = torch.where(torch.arange(8).reshape(8, 1) < 5, noise, x.unsqueeze(1))
+    write_samples(folder / "theirs", torch.arange(24), exact)
+    return folder
+
+
+def compare(world, out, *more: object) -> None:
+    words = ["compare", world / "tree.safetensors", "--data", world, "--images", 6, "--samples", 12,
+             "--group", 4, "--device", "cpu", "--out", out, *more]  # fmt: skip
+    cli.main([str(word) for word in words])
+
+
+@pytest.fixture(scope="module")
+def compared(world, tmp_path_factory):
+    out = tmp_path_factory.mktemp("out")
+    compare(world, out, "--method", f"conditional={world / 'conditional'}::steps=4", "--method",
+            f"ddnm={world / 'prior'}:ddnm:steps=4", "--method", f"gan={world / 'cgan'}",
+            "--method", f"theirs={world / 'theirs'}")  # fmt: skip
+    return out
+
+
+def test_a_comparison_writes_one_row_per_method(compared) -> None:
+    table = json.loads((compared / "table.json").read_text())
+    rows = {row["name"]: row for row in table["methods"]}
+    assert list(rows) == ["ours", "conditional", "ddnm", "gan", "theirs"]
+    evaluations = {name: row["evaluations"] for name, row in rows.items()}
+    assert evaluations == {"ours": 1, "conditional": 48, "ddnm": 48, "gan": 12, "theirs": None}
+    for row in rows.values():
+        assert row["n"] == 6
+        assert [depth["depth"] for depth in row["psnr_hole"]] == [0, 1]
+        assert row["nll"][0]["mean"] == pytest.approx(0, abs=1e-6)
+    assert rows["ours"]["spread_skill"] is None
+    assert rows["theirs"]["seconds_per_image"] is None
+    assert rows["ddnm"]["seconds_per_image"] > 0
+    assert rows["theirs"]["ranks"] == 6 * 8 or rows["theirs"]["ranks"] == 6 * (4 + 2)
+    assert "versus_ours" not in rows["ours"]
+    assert table["clip"] is False
+
+
+def test_anybodys_samples_get_the_scores_of_their_own_tree(world, compared) -> None:
+    table = json.loads((compared / "table.json").read_text())
+    row = next(row for row in table["methods"] if row["name"] == "theirs")
+    x, _ = make_blobs(24, seed=1).batch(table["images"])
+    samples = torch.stack(
+        [read_samples(world / "theirs", i, "", (1, 8, 8), 12) for i in table["images"]]
+    )
+    tree = hierarchical_kmeans(samples, 2, 1, generator=seeded(0))
+    assert row["psnr"][0]["mean"] == pytest.approx(psnr(tree, x)[:, 0].mean().item(), abs=1e-4)
+    assert row["nll"][1]["mean"] == pytest.approx(nll(tree, x)[:, 1].mean().item(), abs=0.3)
+    whole, hole = row["psnr"][0]["mean"], row["psnr_hole"][0]["mean"]
+    assert whole - hole == pytest.approx(10 * np.log10(8 / 5), abs=1e-3)
+
+
+def test_differences_from_ours_are_paired(compared) -> None:
+    values = json.loads((compared / "per_image.json").read_text())
+    table = json.loads((compared / "table.json").read_text())
+    ours, gan = (torch.tensor(values[name]["psnr"]) for name in ("ours", "gan"))
+    row = next(row for row in table["methods"] if row["name"] == "gan")
+    assert row["versus_ours"]["psnr"] == per_depth(gan - ours)
+    low, high = (row["versus_ours"]["psnr"][1][end] for end in ("low", "high"))
+    assert low <= (gan - ours)[:, 1].mean().item() <= high
+
+
+def test_tables_are_readable_and_say_what_is_biased(compared) -> None:
+    table = json.loads((compared / "table.json").read_text())
+    text = (compared / "table.md").read_text()
+    assert text == to_markdown(table)
+    lines = [line for line in text.splitlines() if line.startswith("| ")]
+    assert len({line.count("|") for line in lines[:7]}) == 1
+    assert "not exact posterior samplers" in text
+    assert "Not accepted as trained" in text
+    latex = (compared / "table.tex").read_text()
+    assert latex == to_latex(table)
+    body = [line for line in latex.splitlines() if line.endswith(r"\\")]
+    assert len(body) == 6
+    assert len({line.count("&") for line in body}) == 1
+
+
+def test_trees_of_all_methods_are_drawn_side_by_side(compared) -> None:
+    figures = sorted(compared.glob("trees_*.png"))
+    assert len(figures) == 4
+    with Image.open(figures[0]) as picture:
+        assert picture.height > 1.5 * picture.width
+
+
+def test_a_finished_comparison_is_not_done_again(world, compared, monkeypatch) -> None:
+    before = (compared / "table.json").read_text()
+    monkeypatch.setattr("posterior_trees.compare.hierarchical_kmeans", None)
+    compare(world, compared, "--method", f"theirs={world / 'theirs'}")
+    rows = json.loads((compared / "table.json").read_text())["methods"]
+    old = {row["name"]: row for row in json.loads(before)["methods"]}
+    assert rows == [old["ours"], old["theirs"]]
+
+
+def test_a_comparison_stopped_early_says_what_is_missing(world, tmp_path, capsys) -> None:
+    with pytest.raises(SystemExit):
+        compare(world, tmp_path / "a", "--minutes", 0)
+    assert "nothing is finished yet" in capsys.readouterr().err
+    compare(world, tmp_path / "b")
+    compare(world, tmp_path / "b", "--minutes", 0, "--method", f"theirs={world / 'theirs'}")
+    assert "unfinished: theirs" in (tmp_path / "b" / "table.md").read_text()
+
+
+def test_samples_of_a_baseline_become_a_method(world, tmp_path) -> None:
+    words = ["baseline", "sample", world / "conditional", "--data", world, "--images", 24,
+             "--samples", 9, "--option", "steps=3", "--device", "cpu", "--out",
+             tmp_path / "samples"]  # fmt: skip
+    cli.main([str(word) for word in words])
+    assert len(list((tmp_path / "samples").glob("*.npy"))) == 24
+    compare(world, tmp_path / "out", "--method", f"folder={tmp_path / 'samples'}")
+    rows = json.loads((tmp_path / "out" / "table.json").read_text())["methods"]
+    assert rows[1]["kind"] == "folder"
+    assert rows[1]["ranks"] is not None
+
+
+def test_wrong_methods_are_named(world, tmp_path, capsys) -> None:
+    for method, message in (
+        ("oops", "write it as NAME=RUN:SAMPLER"),
+        (f"a={world / 'prior'}:conditional", "a prior model cannot sample by 'conditional'"),
+        (f"a={world / 'prior'}:ddnm:stride=3", "ddnm has no option 'stride'"),
+        (f"a={world / 'tree.safetensors'}", "not a baseline's model"),
+        (f"a={world / 'nowhere'}", "there is no model"),
+        (f"ours={world / 'theirs'}", "two methods have the same name"),
+    ):
+        with pytest.raises(SystemExit) as stop:
+            compare(world, tmp_path, "--method", method)
+        assert stop.value.code == 1
+        assert message in capsys.readouterr().err
+
+
+def test_the_bias_command_writes_the_table(tmp_path, monkeypatch) -> None:
+    from posterior_trees.baselines import bias
+
+    monkeypatch.setattr(bias, "SAMPLERS", {"ddrm-20": bias.SAMPLERS["ddrm-20"]})
+    cli.main(["baseline", "bias", "--samples", "50", "--out", str(tmp_path / "a" / "bias.json")])
+    (row,) = json.loads((tmp_path / "a" / "bias.json").read_text())
+    assert row["name"] == "ddrm-20"
+    assert row["evaluations"] == 20
+    assert len(row["w1"]) == len(row["tv"]) == len(row["sd_ratio"]) == 3

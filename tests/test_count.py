@@ -1,0 +1,225 @@
+"""Counting nuclei: known numbers in known places, their odds, and a microscopist's command."""
+
+import csv
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from posterior_trees import Tree, cli, grow
+from posterior_trees.build import build_predictor
+from posterior_trees.checkpoint import save_model
+from posterior_trees.count import count_nuclei, find_regions, otsu, write_count
+from posterior_trees.recipe import parse_recipe
+
+A, B, C = (12, 10), (12, 40), (30, 25)
+PROBS = (0.5, 0.2, 0.2, 0.1)
+
+
+def field(*centres: tuple[int, int], radius: float = 4.5, bright: float = 0.7) -> torch.Tensor:
+    rows, columns = torch.meshgrid(torch.arange(44), torch.arange(56), indexing="ij")
+    image = torch.full((1, 44, 56), 0.15, dtype=torch.float64)
+    for row, column in centres:
+        image[0][(rows - row) ** 2 + (columns - column) ** 2 <= radius**2] = bright
+    return image
+
+
+def tree_of(*leaves: torch.Tensor, probs: tuple[float, ...] = PROBS) -> Tree:
+    return grow(torch.stack(leaves)[None], torch.tensor([probs]).double().log(), 2)
+
+
+@pytest.fixture
+def doubtful() -> Tree:
+    """A is in all four leaves, B in leaves 0.0 and 1.0 (0.7), C in the last one (0.1)."""
+    return tree_of(field(A, B), field(A), field(A, B), field(A, C))
+
+
+def test_count_and_spread_are_those_of_the_leaves(doubtful: Tree) -> None:
+    count = count_nuclei(doubtful)
+    assert [leaf.nuclei for leaf in count.leaves] == [2, 1, 2, 2]
+    assert [leaf.path for leaf in count.leaves] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert [leaf.probability for leaf in count.leaves] == pytest.approx(PROBS)
+    assert count.mean == pytest.approx(0.8 * 2 + 0.2 * 1)
+    assert count.spread == pytest.approx(math.sqrt(0.8 * 0.2**2 + 0.2 * 0.8**2))
+    pixels = int((field(A) > 0.5).sum())
+    assert [leaf.bright_pixels for leaf in count.leaves] == [2 * pixels, pixels] + [2 * pixels] * 2
+
+
+def test_nuclei_in_doubt_have_their_places_and_odds(doubtful: Tree) -> None:
+    count = count_nuclei(doubtful)
+    assert [(n.row, n.column) for n in count.nuclei] == [A, B, C]
+    assert [n.probability for n in count.nuclei] == pytest.approx([1.0, 0.7, 0.1])
+    assert [n.leaves for n in count.uncertain] == [((0, 0), (1, 0)), ((1, 1),)]
+
+
+def test_the_expected_count_is_the_sum_of_the_nuclei_s_odds(doubtful: Tree) -> None:
+    """E n = Σ P(nucleus), if every nucleus is told from the others."""
+    count = count_nuclei(doubtful)
+    assert count.mean == pytest.approx(sum(n.probability for n in count.nuclei))
+
+
+def test_the_order_of_siblings_does_not_matter(doubtful: Tree) -> None:
+    swapped = tree_of(field(A, C), field(A, B), field(A), field(A, B), probs=(0.1, 0.2, 0.2, 0.5))
+    one, other = count_nuclei(doubtful), count_nuclei(swapped)
+    assert (one.mean, one.spread) == pytest.approx((other.mean, other.spread))
+    key = [(n.row, n.column, round(n.probability, 9)) for n in one.nuclei]
+    assert key == [(n.row, n.column, round(n.probability, 9)) for n in other.nuclei]
+
+
+def test_a_nucleus_that_moves_a_little_is_the_same_one() -> None:
+    moved = (A[0] + 1, A[1] + 2)
+    count = count_nuclei(tree_of(field(A), field(moved), field(A), field(moved)))
+    assert len(count.nuclei) == 1
+    assert not count.uncertain
+    far = (A[0], A[1] + 8)
+    count = count_nuclei(tree_of(field(A), field(far), field(A), field(A)))
+    assert [n.probability for n in count.nuclei] == pytest.approx([0.8, 0.2])
+
+
+def test_an_absent_leaf_is_not_counted() -> None:
+    tree = tree_of(field(A), field(A, B), field(A, B, C), field(A), probs=(0.5, 0.5, 0.0, 0.0))
+    count = count_nuclei(tree)
+    assert [leaf.path for leaf in count.leaves] == [(0, 0), (0, 1)]
+    assert (count.mean, len(count.nuclei)) == (1.5, 2)
+
+
+def test_an_empty_field_has_no_nuclei() -> None:
+    generator = torch.Generator().manual_seed(0)
+    noise = [field() + 0.02 * torch.randn(1, 44, 56, generator=generator) for _ in range(4)]
+    count = count_nuclei(tree_of(*noise))
+    assert (count.mean, count.spread, count.nuclei) == (0.0, 0.0, [])
+    faint = [field(A, B, bright=0.18)] * 4  # what Otsu would part from the ground
+    assert otsu(faint[0]) < 0.18
+    assert count_nuclei(tree_of(*faint)).nuclei == []
+
+
+def test_a_threshold_of_one_s_own_is_used() -> None:
+    tree = tree_of(field(A), field(A), field(A), field(B, bright=0.4))
+    assert count_nuclei(tree, 0.5).leaves[-1].nuclei == 0
+    assert count_nuclei(tree, 0.3).leaves[-1].nuclei == 1
+    assert count_nuclei(tree, 0.3).threshold == 0.3
+
+
+def test_otsu_parts_two_classes_as_trying_all_thresholds_does() -> None:
+    generator = torch.Generator().manual_seed(1)
+    dark = 0.25 + 0.06 * torch.randn(3000, generator=generator)
+    light = 0.65 + 0.09 * torch.randn(800, generator=generator)
+    values = torch.cat([dark, light]).double().clamp(0, 1)
+
+    def between(t: float) -> float:
+        below, above = values[values < t], values[values >= t]
+        share = len(below) / len(values)
+        return share * (1 - share) * (above.mean() - below.mean()).item() ** 2
+
+    best = max((between(t / 256), t / 256) for t in range(60, 200))
+    assert between(otsu(values)) == pytest.approx(best[0], rel=1e-3)
+    assert otsu(values) == pytest.approx(best[1], abs=2 / 256)
+    assert 0.3 < otsu(torch.tensor([0.2] * 9 + [0.8])) < 0.7
+
+
+def test_specks_are_no_nuclei_and_touching_nuclei_are_two() -> None:
+    specks = field(A, B, radius=2.0)[0] > 0.5
+    assert find_regions(specks, smallest=25).max() == 0
+    touching = field((20, 20), (20, 28))[0] > 0.5
+    assert find_regions(touching, 25, bridge=0).max() == 1
+    found = find_regions(touching, 25)
+    assert found.max() == 2
+    assert torch.equal(found > 0, touching)  # what was taken off grows back
+    assert (found[20, 20], found[20, 28]) == (1, 2)
+
+
+@pytest.mark.parametrize("shape", [(2, 4, 1, 8, 8), (1, 4, 3, 8, 8)])
+def test_only_one_grey_tree_is_counted(shape: tuple[int, ...]) -> None:
+    tree = grow(torch.rand(shape), torch.full(shape[:2], 0.25).log(), 2)
+    with pytest.raises(ValueError, match=r"one tree of grey images.*take tree\[i\]"):
+        count_nuclei(tree)
+
+
+def test_json_and_csv_say_the_same(doubtful: Tree, tmp_path: Path) -> None:
+    count = count_nuclei(doubtful)
+    write_count(count, doubtful, tmp_path)
+    facts = json.loads((tmp_path / "count.json").read_text())
+    assert (facts["schema"], facts["mean"], facts["spread"]) == (1, count.mean, count.spread)
+    leaves = list(csv.DictReader((tmp_path / "count_leaves.csv").open()))
+    assert [int(row["nuclei"]) for row in leaves] == [leaf["nuclei"] for leaf in facts["leaves"]]
+    assert [row["path"] for row in leaves] == ["0.0", "0.1", "1.0", "1.1"]
+    nuclei = list(csv.DictReader((tmp_path / "count_nuclei.csv").open()))
+    assert [float(row["probability"]) for row in nuclei] == [
+        nucleus["probability"] for nucleus in facts["nuclei"]
+    ]
+    assert nuclei[1]["leaves"] == "0.0 1.0"
+    with Image.open(tmp_path / "count.png") as picture:
+        assert picture.size == (3 * 56, 3 * 44)
+
+
+# --- the command ----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> Path:
+    """A model of the cells' task that answers with its input: its last layer is zero."""
+    recipe = parse_recipe('task = "cells_actin_to_dna"', ["network.c_init=1", "tree.branching=2"])
+    predictor = build_predictor(recipe)
+    torch.nn.init.zeros_(predictor.network.to_image.weight)
+    torch.nn.init.zeros_(predictor.network.to_image.bias)
+    file = tmp_path_factory.mktemp("model") / "cells.safetensors"
+    save_model(file, predictor, recipe)
+    return file
+
+
+def raw(*centres: tuple[int, int]) -> np.ndarray:
+    """What a camera of 12 bits makes of a field: dark 200, bright 1400."""
+    return (200 + 1200 * (field(*centres)[0] > 0.5)).numpy().astype(np.uint16)
+
+
+@pytest.mark.parametrize("ending", ["tif", "png"])
+def test_a_whole_field_of_16_bits_is_predicted_and_counted(
+    model: Path, tmp_path: Path, capsys, ending: str
+) -> None:
+    Image.fromarray(raw(A, B, C)).save(tmp_path / f"field.{ending}")
+    words = ["predict", str(model), str(tmp_path / f"field.{ending}"), "--out", str(tmp_path / "o")]
+    cli.main([*words, "--count", "--levels", "150", "2600", "--gamma", "0.5"])
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "field: 3.0 ± 0.0 nuclei; 0 of 3 are not in all leaves" in shown
+    facts = json.loads((tmp_path / "o" / "field" / "count.json").read_text())
+    assert [(n["row"], n["column"]) for n in facts["nuclei"]] == [list(A), list(B), list(C)] or [
+        (n["row"], n["column"]) for n in facts["nuclei"]
+    ] == [A, B, C]
+    tree = Tree.load(tmp_path / "o" / "field" / "tree.safetensors")
+    assert tree.shape == (1, 44, 56)
+    assert tree.root.max().item() == pytest.approx(math.sqrt(1250 / 2450), abs=1e-4)
+    cli.main(words)  # without --count: nothing of the old count stays
+    assert not list((tmp_path / "o" / "field").glob("count*"))
+
+
+def test_eight_bits_need_no_levels(model: Path, tmp_path: Path, capsys) -> None:
+    pixels = (255 * field(A, B)[0]).round().byte().numpy()
+    Image.fromarray(pixels).save(tmp_path / "a.png")
+    cli.main(
+        ["predict", str(model), str(tmp_path / "a.png"), "--out", str(tmp_path / "o"), "--count"]
+    )
+    assert "a: 2.0 ± 0.0 nuclei" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--threshold", "0.3"], "--threshold is for counting: add --count"),
+        (["--levels", "9", "3"], "the levels are 9 and 3; the first must be the lower one"),
+        (["--gamma", "0"], "gamma is 0; it must be positive"),
+    ],
+)
+def test_wrong_options_are_explained(
+    model: Path, tmp_path: Path, capsys, options: list[str], message: str
+) -> None:
+    Image.fromarray(raw(A)).save(tmp_path / "a.tif")
+    with pytest.raises(SystemExit) as stop:
+        cli.main(
+            ["predict", str(model), str(tmp_path / "a.tif"), "--out", str(tmp_path / "o"), *options]
+        )
+    assert stop.value.code == 1
+    assert message in capsys.readouterr().err

@@ -1,0 +1,359 @@
+"""Diffusion models and GANs: their networks, losses, training and samples, on tiny images."""
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import RECIPE, make_blobs
+
+from posterior_trees import store
+from posterior_trees.baselines.diffusion import (
+    DiffusionLearner,
+    DiffusionModel,
+    ImageDenoiser,
+    open_share,
+    see,
+)
+from posterior_trees.baselines.gan import GanModel, RcGanLearner
+from posterior_trees.baselines.process import Denoiser
+from posterior_trees.baselines.spec import (
+    BaselineSpec,
+    parse_baseline,
+    read_baseline,
+    spec_from_facts,
+    spec_to_facts,
+)
+from posterior_trees.baselines.unet import DiffusionUNet, crop, pad, sinusoids
+from posterior_trees.checkpoint import ModelError
+from posterior_trees.measure import Colorize, Denoise, Downsample, Inpaint, Paired
+from posterior_trees.recipe import RecipeError
+from posterior_trees.run import RunError, read_log
+from posterior_trees.sampling import (
+    Baseline,
+    build_measurements,
+    load_baseline,
+    save_baseline,
+)
+from posterior_trees.train_baseline import Loop, fit_baseline
+
+RECIPES = Path(__file__).parents[1] / "recipes" / "baselines"
+TINY = """
+[baseline]
+kind = "conditional"
+base = 8
+multipliers = [1, 2]
+blocks = 1
+attention = [1]
+width = 4
+critic = 4
+log_every = 4
+"""
+HOLE = torch.zeros(8, 8, dtype=torch.bool)
+HOLE[:5] = True
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def tiny(kind: str = "conditional", *changes: str):
+    """Recipe and spec of a model that trains in seconds."""
+    common = [f"baseline.kind={kind}", "training.batch_size=8", "optimizer.lr=2e-3"]
+    return parse_baseline(RECIPE + TINY, [*common, *changes])
+
+
+def random_baseline(kind: str) -> Baseline:
+    """A baseline whose weights were never trained, but are not zero."""
+    torch.manual_seed(0)
+    baseline = Baseline.fresh(*tiny(kind))
+    for parameter in baseline.model.parameters():
+        if not parameter.any():
+            torch.nn.init.normal_(parameter, std=0.1)
+    baseline.model.eval().requires_grad_(False)
+    return baseline
+
+
+def images() -> tuple:
+    return make_blobs(32), make_blobs(16, seed=4)
+
+
+@pytest.mark.parametrize(
+    ("options", "channels", "millions"),
+    [
+        ({"base": 128, "attention": (1,)}, 3, 35.7),
+        ({"base": 48}, 1, 5.0),
+        ({"base": 64, "attention": (1, 2)}, 1, 9.3),
+        ({"base": 64, "multipliers": (1, 2, 3, 4), "attention": (2, 3)}, 3, 22.1),
+    ],
+)
+def test_networks_have_the_published_sizes(options, channels: int, millions: float) -> None:
+    with torch.device("meta"):
+        network = DiffusionUNet(channels, channels, **options)
+    assert sum(p.numel() for p in network.parameters()) / 1e6 == pytest.approx(millions, abs=0.05)
+
+
+def test_the_network_takes_any_size_and_starts_at_zero() -> None:
+    network = DiffusionUNet(2, 1, base=8, multipliers=(1, 2, 2), blocks=1)
+    x = torch.randn(2, 2, 7, 10, generator=seeded())
+    assert torch.equal(crop(pad(x, 8), x), x)
+    out = network(x, torch.tensor([0, 999]))
+    assert out.shape == (2, 1, 7, 10)
+    assert not out.any()
+
+
+def test_noise_levels_look_different_and_bounded() -> None:
+    embedding = sinusoids(torch.arange(1000), 48)
+    assert embedding.shape == (1000, 48)
+    assert embedding.abs().max() <= 1
+    assert torch.cdist(embedding[:1], embedding[1:]).min() > 0.5
+
+
+@pytest.mark.parametrize(
+    ("measurement", "channels", "share"),
+    [(Inpaint(HOLE), 1, 5 / 8), (Colorize(), 3, 2 / 3), (Downsample(2), 1, 3 / 4)],
+    ids=["hole", "colour", "blocks"],
+)
+def test_a_zero_network_has_loss_one_for_what_is_open(measurement, channels, share) -> None:
+    """The noise has unit variance on the open part, and only that part counts."""
+    assert torch.as_tensor(open_share(measurement)).mean().item() == pytest.approx(share)
+    recipe, spec = tiny()
+    model = DiffusionModel(channels, spec, [measurement])
+    learner = DiffusionLearner(model, [measurement], recipe, torch.device("cpu"))
+    x = torch.rand(200, channels, 8, 8, generator=seeded())
+    inputs = learner.draw(x, None, seeded(1))
+    assert learner.loss(*inputs).item() == pytest.approx(1.0, abs=0.03)
+    torch.testing.assert_close(inputs[2], measurement.project(inputs[2]))
+
+
+def test_several_measurements_share_a_batch() -> None:
+    recipe, spec = tiny()
+    measurements = [Colorize(), Inpaint(HOLE), Downsample(2)]
+    model = DiffusionModel(3, spec, measurements)
+    learner = DiffusionLearner(model, measurements, recipe, torch.device("cpu"))
+    x = torch.rand(40, 3, 8, 8, generator=seeded())
+    _, _, e, seen = learner.draw(x, None, seeded(1))
+    for measurement, mine in zip(measurements, e.split([14, 13, 13]), strict=True):
+        torch.testing.assert_close(mine, measurement.project(mine))
+    assert seen.shape == (40, 4, 8, 8)
+    assert learner.loss(*learner.draw(x, None, seeded(1))).item() == pytest.approx(1, abs=0.1)
+
+
+def test_the_network_sees_what_is_known_and_nothing_of_what_is_hidden() -> None:
+    x = torch.rand(2, 1, 8, 8, generator=seeded())
+    other = x.clone()
+    other[:, :, :5] = 0.9
+    hide = Inpaint(HOLE)
+    assert torch.equal(see(hide, hide(2 * x - 1)), see(hide, hide(2 * other - 1)))
+    seen = see(hide, hide(2 * x - 1))
+    assert torch.equal(seen[:, :1, 5:], 2 * x[:, :, 5:] - 1)
+    assert torch.equal(seen[:, 1:], (~HOLE).float().expand(2, 1, 8, 8))
+    assert not seen[:, 0, :5].any()
+    y = torch.rand(2, 1, 8, 8)
+    assert torch.equal(see(Paired(1, 1), y), y)
+    assert torch.equal(see(Denoise(0.1), y), y)
+
+
+def test_a_conditional_denoiser_ignores_the_noise_where_y_is_known() -> None:
+    denoise = ImageDenoiser(random_baseline("conditional").model)
+    y = torch.rand(3, 1, 8, 8, generator=seeded())
+    x_t = torch.randn(3, 1, 8, 8, generator=seeded(1))
+    posterior = denoise.given(Inpaint(HOLE), y)
+    changed = x_t.clone()
+    changed[:, :, 5:] += 1
+    first, second = posterior(x_t, 500), posterior(changed, 500)
+    torch.testing.assert_close(first[:, :, :5], second[:, :, :5])
+    assert denoise.evaluations == 2
+
+
+def test_chunks_change_neither_the_estimate_nor_the_count() -> None:
+    model = random_baseline("prior").model
+    whole, pieces = ImageDenoiser(model), ImageDenoiser(model, chunk=3)
+    x_t = torch.randn(7, 1, 8, 8, generator=seeded())
+    torch.testing.assert_close(whole(x_t, 300), pieces(x_t, 300))
+    assert whole.evaluations == pieces.evaluations == 1
+    assert isinstance(whole, Denoiser)
+
+
+@pytest.mark.parametrize(
+    ("kind", "method"),
+    [("prior", "ddnm"), ("prior", "ddrm"), ("prior", "repaint"), ("prior", "dps"),
+     ("prior", "diffpir"), ("conditional", "conditional"), ("cgan", "cgan"), ("rcgan", "rcgan")],
+)  # fmt: skip
+def test_samples_are_images_that_agree_with_y(kind: str, method: str) -> None:
+    baseline = random_baseline(kind)
+    measurement = baseline.measurements[0]
+    x, _ = make_blobs(2).batch([0, 1])
+    y = measurement(x)
+    options = {} if baseline.spec.is_gan else {"steps": 6}
+    options |= {"jump": 2, "resamplings": 2} if method == "repaint" else {}
+    samples, evaluations = baseline.sample(
+        measurement, y, 3, method=method, generator=seeded(), **options
+    )
+    assert samples.shape == (2, 3, 1, 8, 8)
+    assert samples.min() >= 0
+    assert samples.max() <= 1
+    known = y.unsqueeze(1).expand(-1, 3, -1, -1, -1)[..., 5:, :]
+    torch.testing.assert_close(samples[..., 5:, :], known, rtol=0, atol=1e-6)
+    assert samples[:, 0].sub(samples[:, 1]).abs().max() > 1e-3
+    assert evaluations == {"repaint": 10}.get(method, 1 if baseline.spec.is_gan else 6)
+
+
+def test_training_lowers_the_loss_and_logs_held_out_images(tmp_path) -> None:
+    recipe, spec = tiny("prior", "training.epochs=10", "baseline.log_every=20")
+    fit_baseline(recipe, spec, tmp_path, images=images(), device="cpu")
+    lines = read_log(tmp_path / "log.jsonl")
+    assert [line["step"] for line in lines] == [20, 40]
+    assert lines[1]["loss"] < 0.8 * lines[0]["loss"] < 0.9
+    assert lines[1]["val_loss"] < lines[0]["val_loss"]
+    best = load_baseline(tmp_path, "cpu")
+    assert best.about["step"] == 40
+    assert best.spec == spec
+
+
+@pytest.mark.parametrize("kind", ["conditional", "cgan", "rcgan"])
+def test_a_stopped_run_continues_to_the_same_weights(tmp_path, kind: str) -> None:
+    recipe, spec = tiny(kind, "training.epochs=2", "baseline.dropout=0.1", "data.augment=['flip']")
+    whole = fit_baseline(recipe, spec, tmp_path / "whole", images=images(), device="cpu")
+    stopped = tmp_path / "stopped"
+    for _ in range(8):  # each call does one step and stops
+        again = fit_baseline(recipe, spec, stopped, images=images(), device="cpu", minutes=0)
+    for name, weight in whole.model.state_dict().items():
+        assert torch.equal(weight, again.model.state_dict()[name]), name
+    logs = [read_log(folder / "log.jsonl") for folder in (tmp_path / "whole", stopped)]
+    keys = [[{k: v for k, v in line.items() if k != "seconds"} for line in log] for log in logs]
+    assert keys[0] == keys[1]
+
+
+def test_another_baseline_section_does_not_continue_a_run(tmp_path) -> None:
+    recipe, spec = tiny("prior", "training.epochs=1")
+    fit_baseline(recipe, spec, tmp_path, images=images(), device="cpu", minutes=0)
+    other = dataclasses.replace(spec, base=16)
+    with pytest.raises(RunError, match=r"another \[baseline\] section"):
+        fit_baseline(recipe, other, tmp_path, images=images(), device="cpu")
+
+
+def test_the_average_forgets_the_first_weights(tmp_path) -> None:
+    """After 1000 batches the half-life is a twentieth of what was seen."""
+    from posterior_trees.run import Run
+
+    recipe, spec = tiny()
+    baseline = Baseline.fresh(recipe, spec)
+    loop = Loop(baseline, *images(), Run(tmp_path, recipe), None)
+    for step in (0, 100, 1000):
+        half_life = 0.05 * (step + 1)  # in batches
+        assert loop._share(step).item() == pytest.approx(1 - 0.5 ** (1 / half_life), rel=1e-4)
+    assert loop._share(0).item() > 0.99
+
+
+def test_models_are_saved_in_half_the_bytes_and_come_back(tmp_path) -> None:
+    baseline = random_baseline("conditional")
+    file = tmp_path / "model.safetensors"
+    save_baseline(file, baseline, {"commit": "abc"})
+    again = load_baseline(file, "cpu")
+    assert again.spec == baseline.spec
+    assert again.recipe == baseline.recipe
+    assert again.about == {"commit": "abc"}
+    tensors, _ = store.read(file)
+    assert {t.dtype for t in tensors.values()} == {torch.bfloat16}
+    for name, weight in baseline.network.state_dict().items():
+        torch.testing.assert_close(
+            again.network.state_dict()[name], weight.bfloat16().float(), rtol=0, atol=0
+        )
+
+
+def test_the_spread_reward_is_unbiased_for_gaussian_samples() -> None:
+    samples = 0.3 * torch.randn(2, 200_000, dtype=torch.float64, generator=seeded())
+    p, mean = 2, samples.mean(dim=0)
+    estimate = math.sqrt(math.pi / (2 * p * (p - 1))) * (samples - mean).abs().sum(dim=0).mean()
+    assert estimate.item() == pytest.approx(0.3, rel=0.01)
+
+
+def test_rcgan_steers_its_spread_by_the_averaging_law() -> None:
+    """Samples without spread gain nothing from averaging: the reward must grow."""
+    recipe, spec = tiny("rcgan")
+    measurement = Inpaint(HOLE)
+    learner = RcGanLearner(
+        GanModel(1, spec, [measurement]), [measurement], recipe, torch.device("cpu")
+    )
+    x, _ = make_blobs(16).batch(range(16))
+    torch.nn.init.zeros_(learner.network.to_image.weight)
+    line = learner.validate(x, None, 0)
+    assert line["psnr_8"] == pytest.approx(line["psnr_1"], abs=1e-4)
+    assert line["control"] == pytest.approx(1 + 0.02 * 2.5, abs=1e-4)
+    assert line["val_loss"] > 1000
+
+
+def test_recipes_of_baselines_are_read_and_checked(tmp_path) -> None:
+    recipe, spec = tiny("prior", "baseline.base=16", "seed=9")
+    assert (spec.base, recipe.seed, spec.kind) == (16, 9, "prior")
+    also = RECIPE + '[baseline]\nalso = [{ kind = "downsample", factor = 2 }]\n'
+    recipe, spec = parse_baseline(also)
+    assert spec.also[0].factor == 2
+    assert spec_from_facts(json.loads(json.dumps(spec_to_facts(spec))), "a file") == spec
+    assert [type(m) for m in Baseline.fresh(recipe, spec).measurements] == [Inpaint, Downsample]
+    with pytest.raises(RecipeError, match=r"has no section \[baseline\]"):
+        parse_baseline(RECIPE)
+    with pytest.raises(RecipeError, match=r"unknown key 'baseline.bass'; did you mean"):
+        parse_baseline(RECIPE + "[baseline]\nbass = 4\n")
+    with pytest.raises(RecipeError, match=r"baseline\.kind is 'mat'; choose one of"):
+        BaselineSpec(kind="mat")
+    with pytest.raises(RecipeError, match="there is no recipe"):
+        read_baseline(tmp_path / "none.toml")
+    with pytest.raises(RecipeError, match="can only join inpaint, colorize and downsample"):
+        Baseline.fresh(*parse_baseline(RECIPE + '[baseline]\nalso = [{ kind = "denoise" }]\n'))
+
+
+@pytest.mark.parametrize("file", sorted(RECIPES.glob("*.toml")), ids=lambda file: file.stem)
+def test_every_committed_recipe_is_a_model_small_enough_to_ship(file: Path) -> None:
+    recipe, spec = read_baseline(file)
+    measurements = build_measurements(recipe, spec)
+    with torch.device("meta"):
+        make = GanModel if spec.is_gan else DiffusionModel
+        network = make(recipe.data.channels, spec, measurements).network
+    assert sum(p.numel() for p in network.parameters()) < 30e6
+    assert file.stem in file.read_text().split("--out")[1]
+
+
+def test_wrong_uses_of_a_model_are_named(tmp_path) -> None:
+    prior, conditional = random_baseline("prior"), random_baseline("conditional")
+    measurement = prior.measurements[0]
+    y = torch.zeros(1, 1, 8, 8)
+    with pytest.raises(ValueError, match="a prior model cannot sample by 'conditional'"):
+        prior.sample(measurement, y, 1, method="conditional")
+    with pytest.raises(ValueError, match="ddnm has no option 'step'; it has steps, eta"):
+        prior.sample(measurement, y, 1, method="ddnm", step=3)
+    with pytest.raises(ValueError, match="this diffusion model is conditional"):
+        ImageDenoiser(conditional.model)(y, 3)
+    with pytest.raises(ValueError, match="is a prior and cannot see the measurement"):
+        ImageDenoiser(prior.model).given(measurement, y)
+    store.write(tmp_path / "tree.safetensors", {"a": y}, {"model": 1})
+    with pytest.raises(ModelError, match="not a baseline's model"):
+        load_baseline(tmp_path / "tree.safetensors")
+
+
+@pytest.mark.slow
+def test_a_trained_conditional_model_knows_both_answers(tmp_path) -> None:
+    """Blobs left or right are equally likely: half of the samples of every y show each."""
+    recipe, spec = tiny(
+        "conditional", "training.epochs=40", "training.batch_size=64", "optimizer.schedule=cosine"
+    )
+    baseline = fit_baseline(recipe, spec, tmp_path, images=(make_blobs(512), None), device="cpu")
+    x, _ = make_blobs(16, seed=1).batch(range(16))
+    measurement = baseline.measurements[0]
+    samples, _ = baseline.sample(measurement, measurement(x), 50, generator=seeded(), steps=50)
+    left, right = (samples[:, :, 0, 1:4, c : c + 3].mean(dim=(2, 3)) for c in (0, 4))
+    assert (left > right).float().mean().item() == pytest.approx(0.5, abs=0.15)
+    assert ((left - right).abs() > 0.3).float().mean() > 0.9
+
+
+@pytest.mark.gpu
+def test_a_recorded_step_trains_as_a_plain_one(tmp_path) -> None:
+    losses = []
+    for capture in ("true", "false"):
+        recipe, spec = tiny("conditional", "training.epochs=10", f"training.capture={capture}")
+        fit_baseline(recipe, spec, tmp_path / capture, images=images(), device="cuda")
+        losses.append(read_log(tmp_path / capture / "log.jsonl")[-1]["loss"])
+    assert losses[0] == pytest.approx(losses[1], rel=0.1)

@@ -1,0 +1,452 @@
+"""The explorer's server: right answers, and readable refusals for everything else."""
+
+import asyncio
+import base64
+import io
+import json
+import re
+import socket
+import struct
+import sys
+import threading
+import time
+import zlib
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from posterior_trees import (
+    Colorize,
+    Denoise,
+    Downsample,
+    Inpaint,
+    Paired,
+    Tree,
+    TreePredictor,
+    grow,
+)
+from posterior_trees.checkpoint import save_model
+from posterior_trees.cli import main
+from posterior_trees.explore.server import make_app
+from posterior_trees.explore.cli import listen, load_measure, serve
+from posterior_trees.explore.export import SERVED
+from posterior_trees.explore.server import allowed_hosts
+from posterior_trees.explore.upload import Limits, read_bytes
+from posterior_trees.explore.worker import FullError, Worker
+from posterior_trees.networks.head import Leaves
+
+HOME = "http://127.0.0.1:8765"
+HOLE = Inpaint.box((0, 4), (0, 7), (8, 8))
+
+
+class Shades(torch.nn.Module):
+    """A network whose four leaves are plain greys, with probabilities 0.1 to 0.4."""
+
+    def __init__(self, channels: int = 1) -> None:
+        super().__init__()
+        self.shades = torch.nn.Parameter(torch.tensor([-0.3, -0.1, 0.1, 0.3]))
+        self.channels = channels
+        self.threads: list[str] = []
+
+    def forward(self, y: torch.Tensor) -> Leaves:
+        self.threads.append(threading.current_thread().name)
+        shape = (len(y), 4, self.channels, *y.shape[-2:])
+        images = self.shades.reshape(1, 4, 1, 1, 1).expand(shape)
+        return Leaves(images, torch.tensor([0.1, 0.2, 0.3, 0.4]).log().expand(len(y), 4))
+
+
+def make_predictor(measurement: Any = HOLE, channels: int = 1, **options: Any) -> TreePredictor:
+    return TreePredictor(
+        Shades(channels), measurement, branching=2, depth=2, channels=channels, **options
+    ).eval()
+
+
+def png(pixels: np.ndarray, form: str = "PNG") -> bytes:
+    stream = io.BytesIO()
+    Image.fromarray(pixels).save(stream, format=form)
+    return stream.getvalue()
+
+
+def picture(height: int = 8, width: int = 8) -> np.ndarray:
+    return np.random.default_rng(0).integers(0, 256, (height, width), dtype=np.uint8)
+
+
+def talk(app: Any, conversation: Callable[[Any], Awaitable[Any]], **options: Any) -> Any:
+    async def run() -> Any:
+        transport = httpx.ASGITransport(app=app)
+        async with httpx.AsyncClient(transport=transport, base_url=HOME, **options) as client:
+            return await conversation(client)
+
+    return asyncio.run(run())
+
+
+def post(app: Any, content: bytes, query: str = "degrade=1", **options: Any) -> Any:
+    return talk(app, lambda c: c.post(f"/api/predict?{query}", content=content, **options))
+
+
+def get(app: Any, path: str, **options: Any) -> Any:
+    return talk(app, lambda c: c.get(path, **options))
+
+
+def pixels_of(url: str) -> np.ndarray:
+    return np.asarray(Image.open(io.BytesIO(base64.b64decode(url.split(",")[1]))))
+
+
+# ---- what it is for -------------------------------------------------------------------------
+
+
+def test_a_picture_comes_back_as_the_model_s_own_tree_of_it() -> None:
+    predictor, pixels = make_predictor(), picture()
+    answer = post(make_app(predictor), png(pixels), "degrade=1&name=mine").json()
+    x = torch.from_numpy(pixels)[None, None].float() / 255
+    tree = predictor(predictor.measure(x))
+    assert answer["name"] == "mine"
+    assert answer["size"] == [8, 8]
+    assert answer["truth_path"] == tree.descend(x)[0].tolist()
+    assert np.array_equal(pixels_of(answer["truth"]), pixels)
+    assert np.array_equal(pixels_of(answer["input"])[5:], pixels[5:])
+    assert (pixels_of(answer["input"])[:5] == 128).all()
+    for level, nodes in enumerate(answer["levels"]):
+        assert [node["p"] for node in nodes] == pytest.approx(tree.probs[level][0].tolist())
+        for node, image in zip(nodes, tree.images[level][0], strict=True):
+            expected = (image.clamp(0, 1) * 255).round().byte().numpy()[0]
+            assert np.array_equal(pixels_of(node["image"]), expected)
+
+
+def test_a_measurement_has_no_truth() -> None:
+    answer = post(make_app(make_predictor()), png(picture()), "degrade=0").json()
+    assert (answer["truth"], answer["truth_path"]) == (None, None)
+
+
+def test_inverting_exchanges_black_and_white() -> None:
+    pixels = picture()
+    answer = post(make_app(make_predictor()), png(pixels), "degrade=1&invert=1").json()
+    assert np.array_equal(pixels_of(answer["truth"]), 255 - pixels)
+
+
+@pytest.mark.parametrize("form", ["PNG", "JPEG", "TIFF", "BMP", "WEBP", "GIF"])
+def test_every_usual_format_is_taken_and_fitted_to_the_mask(form: str) -> None:
+    response = post(make_app(make_predictor()), png(picture(30, 17), form))
+    assert response.status_code == 200
+    assert response.json()["size"] == [8, 8]
+
+
+def test_large_pictures_are_shrunk_to_what_blocks_divide() -> None:
+    predictor = make_predictor(Downsample(4))
+    limits = Limits(side=40)
+    assert read_bytes(predictor, png(picture(90, 61)), "a", limits).shape == (1, 1, 40, 24)
+    assert read_bytes(predictor, png(picture(3, 9)), "a", limits).shape == (1, 1, 4, 8)
+
+
+def test_colour_models_take_grey_and_colour_pictures() -> None:
+    app = make_app(make_predictor(Colorize(), channels=3))
+    grey = post(app, png(picture())).json()
+    assert pixels_of(grey["truth"]).shape == (8, 8, 3)
+    colour = np.random.default_rng(1).integers(0, 256, (8, 8, 3), dtype=np.uint8)
+    answer = post(app, png(colour)).json()
+    assert np.array_equal(pixels_of(answer["truth"]), colour)
+    assert pixels_of(answer["input"]).ndim == 2
+
+
+def test_noise_is_added_to_a_clean_picture_only() -> None:
+    app = make_app(make_predictor(Denoise(0.2)))
+    measured = post(app, png(picture()), "degrade=0").json()
+    assert np.array_equal(pixels_of(measured["input"]), picture())
+    degraded = post(app, png(picture()), "degrade=1").json()
+    assert not np.array_equal(pixels_of(degraded["input"]), picture())
+    assert np.array_equal(pixels_of(degraded["truth"]), picture())
+
+
+def test_a_model_of_pairs_takes_measurements_and_says_so() -> None:
+    app = make_app(make_predictor(Paired(1, 1)))
+    assert post(app, png(picture()), "degrade=0").status_code == 200
+    response = post(app, png(picture()), "degrade=1")
+    assert response.status_code == 422
+    assert "trained on pairs" in response.json()["error"]
+    assert '"can_degrade":false' in get(app, "/").text
+
+
+def test_a_picture_unlike_the_training_data_gets_a_note() -> None:
+    about = {"input_brightness": [0.3, 0.5]}
+    app = make_app(make_predictor(about=about))
+    dark, white = np.zeros((8, 8), np.uint8), np.full((8, 8), 255, np.uint8)
+    assert post(app, png(dark)).json()["note"] == ""
+    assert "0.69" in post(app, png(white)).json()["note"]
+
+
+def test_measures_come_with_every_tree() -> None:
+    app = make_app(make_predictor(), measures={"mean": lambda image: image.mean().item()})
+    values = post(app, png(picture())).json()["measures"]["mean"]
+    assert len(values) == 4
+    assert values == sorted(values)
+
+
+def test_the_page_refers_to_files_that_are_served_and_holds_its_examples() -> None:
+    examples = [{"name": "<b>", "size": [8, 8], "input": None, "truth": None, "truth_path": None,
+                 "levels": [[None]], "measures": {}, "rivals": []}]  # fmt: skip
+    app = make_app(make_predictor(), examples=examples, title="A & B")
+    text = get(app, "/").text
+    assert "<title>A &amp; B</title>" in text
+    assert "\\u003cb>" in text
+    assert "unsafe-inline" not in text
+    for file in re.findall(r'(?:src|href)="static/([^"]+)"', text):
+        assert file in SERVED
+    for file in SERVED:
+        response = get(app, f"/static/{file}")
+        assert response.status_code == 200
+        kind = "text/css" if file.endswith("css") else "text/javascript"
+        assert response.headers["content-type"].startswith(kind)
+        assert response.headers["x-content-type-options"] == "nosniff"
+
+
+# ---- what it refuses ------------------------------------------------------------------------
+
+
+def bomb(width: int, height: int) -> bytes:
+    """A PNG whose header promises far more pixels than its few bytes hold."""
+
+    def chunk(kind: bytes, content: bytes) -> bytes:
+        check = struct.pack(">I", zlib.crc32(kind + content))
+        return struct.pack(">I", len(content)) + kind + content + check
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
+    body = zlib.compress(b"\0" * 10_000)
+    return (
+        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", body) + chunk(b"IEND", b"")
+    )
+
+
+BAD = {
+    "empty": (b"", "is empty"),
+    "words": (b"hello, I am not a picture", "not an image"),
+    "page": (b"<svg xmlns='x'><script>alert(1)</script></svg>", "not an image"),
+    "truncated": (png(picture(64, 64))[:200], "truncated"),
+    "header only": (png(picture())[:12], "not an image"),
+    "bomb": (bomb(60_000, 60_000), "megapixels|too large"),
+    "large": (bomb(8000, 6000), "48 megapixels, the limit is 40"),
+    "promise": (bomb(5000, 4000), "truncated"),
+    "float": (png(np.zeros((8, 8), np.float32), "TIFF"), "floating-point"),
+}
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_a_bad_upload_gets_a_readable_reason_and_the_next_one_is_served(kind: str) -> None:
+    app = make_app(make_predictor())
+    content, reason = BAD[kind]
+
+    async def conversation(client: Any) -> None:
+        response = await client.post("/api/predict?name=pic&degrade=1", content=content)
+        assert response.status_code == 422
+        assert re.search(reason, response.json()["error"])
+        assert "Traceback" not in response.text
+        good = await client.post("/api/predict?degrade=1", content=png(picture()))
+        assert good.status_code == 200
+
+    talk(app, conversation)
+
+
+def test_a_file_over_the_limit_is_refused_whether_or_not_it_says_its_size() -> None:
+    app = make_app(make_predictor(), limits=Limits(megabytes=0.01))
+
+    async def drip() -> Any:
+        for _ in range(100):
+            yield b"x" * 1000
+
+    for content in (b"x" * 20_000, drip()):
+        response = post(app, content)
+        assert response.status_code == 413
+        assert "larger than 0.01 MB" in response.json()["error"]
+
+
+def test_an_upload_that_never_ends_loses_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("posterior_trees.explore.server.SECONDS_TO_SEND", 0.05)
+
+    async def stall() -> Any:
+        yield b"x"
+        await asyncio.sleep(5)
+
+    app = make_app(make_predictor(), room=1)
+    started = time.perf_counter()
+    response = post(app, stall())
+    assert response.status_code == 408
+    assert time.perf_counter() - started < 4
+    assert post(app, png(picture())).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/static/../server.py", "/static/%2e%2e%2fserver.py",
+                                  "/static/page.html", "/etc/passwd", "/docs", "/openapi.json",
+                                  "/static//etc/passwd"])  # fmt: skip
+def test_no_path_of_a_client_s_is_opened(path: str) -> None:
+    response = get(make_app(make_predictor()), path)
+    assert response.status_code == 404
+    assert "import" not in response.text
+
+
+def test_a_name_is_only_a_name() -> None:
+    name = "../../etc/passwd<script>" + "x" * 500
+    response = talk(make_app(make_predictor()), lambda c: c.post(
+        "/api/predict", params={"name": name, "degrade": "1"}, content=png(picture())))  # fmt: skip
+    assert response.json()["name"] == name[:80]
+
+
+@pytest.mark.parametrize("host", ["evil.example", "evil.example:8765", "127.0.0.1.evil.example", "",
+                                  "localhost.evil.example:8765", "[::1", "10.0.0.1"])  # fmt: skip
+def test_other_names_than_ours_are_refused(host: str) -> None:
+    app = make_app(make_predictor())
+    for response in (get(app, "/", headers={"host": host}),
+                     post(app, png(picture()), headers={"host": host})):  # fmt: skip
+        assert response.status_code == 403
+        assert "does not answer to the name" in response.json()["error"]
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1:8765", "localhost:1", "[::1]:8765", "LOCALHOST"])
+def test_our_own_names_are_served(host: str) -> None:
+    assert get(make_app(make_predictor()), "/", headers={"host": host}).status_code == 200
+
+
+@pytest.mark.parametrize("headers", [{"origin": "http://evil.example"}, {"origin": "null"},
+                                     {"origin": "http://127.0.0.1:9999"},
+                                     {"sec-fetch-site": "cross-site"},
+                                     {"sec-fetch-site": "same-site"}])  # fmt: skip
+def test_other_sites_pages_are_refused(headers: dict[str, str]) -> None:
+    app = make_app(make_predictor())
+    response = post(app, png(picture()), headers=headers)
+    assert response.status_code == 403
+    assert post(app, png(picture()), headers={"origin": HOME}).status_code == 200
+
+
+def test_a_server_on_all_interfaces_answers_to_addresses_but_not_to_foreign_names() -> None:
+    assert allowed_hosts("0.0.0.0") is None
+    app = make_app(make_predictor(), host="0.0.0.0")
+    assert get(app, "/", headers={"host": "192.168.1.7:8765"}).status_code == 200
+    assert get(app, "/", headers={"host": "evil.example"}).status_code == 403
+    assert allowed_hosts("lab.example") == {"lab.example"}
+
+
+# ---- load -----------------------------------------------------------------------------------
+
+
+def test_fifty_uploads_at_once_neither_crash_nor_starve_the_page() -> None:
+    predictor = make_predictor()
+    app = make_app(predictor, room=8)
+
+    async def conversation(client: Any) -> None:
+        uploads = [client.post("/api/predict?degrade=1", content=png(picture())) for _ in range(50)]
+        waiting = asyncio.gather(*uploads)
+        started = time.perf_counter()
+        page = await client.get("/")
+        seconds = time.perf_counter() - started
+        assert page.status_code == 200
+        assert seconds < 2
+        codes = [response.status_code for response in await waiting]
+        assert set(codes) == {200, 503}
+        assert codes.count(200) >= 8
+        full = next(r for r in await asyncio.gather(waiting) for r in r if r.status_code == 503)
+        assert "waiting, which is the limit" in full.json()["error"]
+        assert full.headers["retry-after"]
+        again = await client.post("/api/predict?degrade=1", content=png(picture()))
+        assert again.status_code == 200
+
+    talk(app, conversation)
+    assert len(set(predictor.network.threads)) == 1  # one after the other
+
+
+def test_a_place_in_the_queue_is_given_back_after_an_error() -> None:
+    worker = Worker(room=1)
+
+    async def run() -> None:
+        with pytest.raises(ZeroDivisionError):
+            async with worker.place():
+                await worker.run(lambda: 1 // 0)
+        async with worker.place():
+            with pytest.raises(FullError, match="1 pictures are waiting"):
+                async with worker.place():
+                    pass
+        assert worker.taken == 0
+
+    asyncio.run(run())
+    with pytest.raises(ValueError, match="room for 0"):
+        Worker(room=0)
+
+
+# ---- the command ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def model(tmp_path: Path, recipe: Callable[..., Any]) -> Path:
+    from posterior_trees.build import build_predictor
+
+    torch.manual_seed(0)
+    made = recipe()
+    save_model(tmp_path / "m.safetensors", build_predictor(made), made)
+    return tmp_path / "m.safetensors"
+
+
+def content_of(file: Path) -> dict:
+    found = re.search(r'id="trees">(.*?)</script>', file.read_text("utf-8"), re.DOTALL)
+    assert found is not None
+    return json.loads(found[1])
+
+
+def test_a_page_is_saved_with_pictures_rivals_and_measures(model: Path, tmp_path: Path) -> None:
+    for i in range(2):
+        (tmp_path / f"{i}.png").write_bytes(png(picture(8 + i, 8)))
+    leaves = torch.rand(2, 2, 1, 8, 8)
+    grow(leaves, torch.zeros(2, 2).log_softmax(1), 2).save(tmp_path / "rival.safetensors")
+    options = ["--compare", f"K-means={tmp_path / 'rival.safetensors'}",
+               "--measure", "posterior_trees.explore.measures:count_bright"]  # fmt: skip
+    pictures = [str(tmp_path / "0.png"), str(tmp_path / "1.png")]
+    main(["explore", str(model), *pictures, "--save", str(tmp_path / "p.html"), *options])
+    content = content_of(tmp_path / "p.html")
+    assert [example["name"] for example in content["examples"]] == ["0.png", "1.png"]
+    assert [e["rivals"][0]["name"] for e in content["examples"]] == ["K-means"] * 2
+    assert all(len(e["measures"]["count bright"]) == 2 for e in content["examples"])
+    assert "server" not in content
+
+
+def refuse(capsys: pytest.CaptureFixture, *arguments: str) -> str:
+    with pytest.raises(SystemExit) as stop:
+        main(["explore", *arguments])
+    assert stop.value.code == 1
+    return capsys.readouterr().err
+
+
+def test_mistakes_on_the_command_line_are_explained(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    name, html = str(model), str(tmp_path / "p.html")
+    (tmp_path / "a.png").write_bytes(png(picture()))
+    (tmp_path / "text.png").write_text("no")
+    Tree([torch.rand(3, 1, 1, 8, 8)], [torch.zeros(3, 1)], ()).save(tmp_path / "three")
+    a = str(tmp_path / "a.png")
+    assert "nothing to save" in refuse(capsys, name, "--save", html)
+    assert "Check the name" in refuse(capsys, name, str(tmp_path / "no.png"), "--save", html)
+    assert "not an image" in refuse(capsys, name, str(tmp_path / "text.png"), "--save", html)
+    assert "write NAME=FILE" in refuse(capsys, name, a, "--compare", "x", "--save", html)
+    three = f"x={tmp_path / 'three'}"
+    assert "3 trees for 1 pictures" in refuse(capsys, name, a, "--compare", three, "--save", html)
+    assert "MODULE:FUNCTION" in refuse(capsys, name, a, "--measure", "nowhere:f", "--save", html)
+    assert "ports are 0 to 65535" in refuse(capsys, name, "--port", "70000", "--no-browser")
+    assert load_measure("math:fsum") == ("fsum", __import__("math").fsum)
+
+
+def test_a_taken_port_is_named_with_the_way_out() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(OSError, match=rf"127.0.0.1:{port} .* choose another --port"):
+            listen("127.0.0.1", port)
+
+
+@pytest.mark.parametrize("missing", ["fastapi", "uvicorn"])
+def test_what_the_server_lacks_is_named_with_the_extra(
+    missing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, missing, None)
+    with pytest.raises(RuntimeError, match=rf'{missing}.*"posterior-trees\[explore\]"'):
+        serve(make_app(make_predictor()), "127.0.0.1", 0)
