@@ -21,7 +21,8 @@ from posterior_trees.checkpoint import save_model
 from posterior_trees.recipe import parse_recipe, read_recipe
 
 RECIPE = 'task = "digits_inpaint"\n[tree]\nbranching = 2\n[network]\nc_init = 1\n'
-COMMANDS = ("demo", "train", "evaluate", "predict", "figure", "toy", "data")
+COMMANDS = ("demo", "train", "evaluate", "predict", "figure", "toy", "data",
+            "export", "explore", "baseline", "compare")  # fmt: skip
 
 
 class Outcome(NamedTuple):

@@ -230,6 +230,7 @@ def test_a_stopped_run_continues_to_the_same_weights(tmp_path, kind: str) -> Non
 def test_another_baseline_section_does_not_continue_a_run(tmp_path) -> None:
     recipe, spec = tiny("prior", "training.epochs=1")
     fit_baseline(recipe, spec, tmp_path, images=images(), device="cpu", minutes=0)
+    assert load_baseline(tmp_path, "cpu").about["step"] == 1, "a run stopped early has a model too"
     other = dataclasses.replace(spec, base=16)
     with pytest.raises(RunError, match=r"another \[baseline\] section"):
         fit_baseline(recipe, other, tmp_path, images=images(), device="cpu")
@@ -325,6 +326,8 @@ def test_wrong_uses_of_a_model_are_named(tmp_path) -> None:
         prior.sample(measurement, y, 1, method="conditional")
     with pytest.raises(ValueError, match="ddnm has no option 'step'; it has steps, eta"):
         prior.sample(measurement, y, 1, method="ddnm", step=3)
+    with pytest.raises(ValueError, match="conditional model was not trained for this measurement"):
+        conditional.sample(Inpaint(HOLE.flip(0)), y, 1)
     with pytest.raises(ValueError, match="this diffusion model is conditional"):
         ImageDenoiser(conditional.model)(y, 3)
     with pytest.raises(ValueError, match="is a prior and cannot see the measurement"):

@@ -27,8 +27,9 @@ from PIL import Image
 
 from posterior_trees import Inpaint, Tree, TreePredictor, grow, load
 from posterior_trees.checkpoint import find_model
-from posterior_trees.explore import describe_trees, make_app, page, show
+from posterior_trees.explore import describe_trees, page, show
 from posterior_trees.explore.cli import listen
+from posterior_trees.explore.server import make_app
 from posterior_trees.explore.start import sample_digits
 from posterior_trees.explore.upload import answer
 from posterior_trees.networks.head import Leaves

@@ -33,10 +33,9 @@ from posterior_trees import (
 )
 from posterior_trees.checkpoint import save_model
 from posterior_trees.cli import main
-from posterior_trees.explore.server import make_app
 from posterior_trees.explore.cli import listen, load_measure, serve
 from posterior_trees.explore.export import SERVED
-from posterior_trees.explore.server import allowed_hosts
+from posterior_trees.explore.server import allowed_hosts, make_app
 from posterior_trees.explore.upload import Limits, read_bytes
 from posterior_trees.explore.worker import FullError, Worker
 from posterior_trees.networks.head import Leaves

@@ -23,11 +23,11 @@ from posterior_trees.data import DataError, ImageSet
 from posterior_trees.health import Health, perplexity
 from posterior_trees.loss import Objective, epsilon_at, probability_loss, tree_loss
 from posterior_trees.measure import Inpaint
+from posterior_trees.optimize import Schedule, make_optimizer
 from posterior_trees.predictor import TreePredictor
 from posterior_trees.recipe import OptimizerSpec
 from posterior_trees.run import Run, RunError, read_log
-from posterior_trees.schedule import Schedule
-from posterior_trees.train import Trainer, fit, make_optimizer
+from posterior_trees.train import Trainer, fit
 
 FAST = ("optimizer.lr=0.02", "optimizer.head_lr=0.02")
 EVERYTHING = (

@@ -180,8 +180,13 @@ def test_a_damaged_tree_file_is_refused(tmp_path):
 
 @pytest.mark.parametrize(
     ("branching", "leaves", "message"),
-    [(1, 4, "at least 2"), (3, 8, "8 leaves do not fill"), ((2, 1), 2, "at least 2"), (0, 1, "at least 2")],
-)  # fmt: skip
+    [
+        (1, 4, "at least 2"),
+        (3, 8, "8 leaves do not fill"),
+        ((2, 1), 2, "at least 2"),
+        (0, 1, "at least 2"),
+    ],
+)
 def test_impossible_layouts_are_refused(branching, leaves, message):
     with pytest.raises(ValueError, match=message):
         grow(torch.rand(1, leaves, 2), torch.zeros(1, leaves), branching)

@@ -10,6 +10,7 @@ from posterior_trees.data import ImageSet
 from posterior_trees.measure import Inpaint, measure_each
 from posterior_trees.metrics import entropy, nll, psnr, summarize
 from posterior_trees.predictor import TreePredictor
+from posterior_trees.recipe import Recipe
 
 SCHEMA = 1
 
@@ -101,3 +102,19 @@ def _per_depth(values: Tensor) -> list[dict[str, float | int]]:
     return [
         {"depth": depth, **summarize(column)._asdict()} for depth, column in enumerate(values.T)
     ]
+
+
+def validate(predictor: TreePredictor, images: ImageSet, recipe: Recipe) -> dict[str, Any]:
+    """The loss at ε = 0, PSNR and NLL per depth on held-out images."""
+    predictor.eval()
+    scores = score(predictor, images, batch_size=recipe.training.evaluation_batch, seed=recipe.seed)
+    errors = (10 ** (-scores["psnr"].double() / 10)).mean(dim=0)
+    beta = recipe.loss.beta if recipe.loss.probability == "cross_entropy" else 0.0
+    loss = errors.sum() + beta * errors[0] * scores["nll"][:, -1].double().mean()
+    quality = scores.get("psnr_hole", scores["psnr"])
+    return {
+        "val_loss": loss.item(),
+        "val_psnr": quality.mean(dim=0).tolist(),
+        "val_nll": scores["nll"].mean(dim=0).tolist(),
+        "val_entropy": scores["entropy"].mean(dim=0).tolist(),
+    }

@@ -22,15 +22,15 @@ from posterior_trees.checkpoint import provenance, save_model
 from posterior_trees.conscience import handicaps, note_taught, start_bias, strength_at
 from posterior_trees.data import ImageSet, grid_patches, load_split
 from posterior_trees.data.augment import augment
-from posterior_trees.evaluate import score
+from posterior_trees.evaluate import validate
 from posterior_trees.health import Health
 from posterior_trees.loss import Objective, epsilon_at, objective
 from posterior_trees.networks.head import Leaves
+from posterior_trees.optimize import Average, Schedule, make_optimizer
 from posterior_trees.picture import brightness_range
 from posterior_trees.predictor import TreePredictor
 from posterior_trees.recipe import Recipe
 from posterior_trees.run import Run, RunError
-from posterior_trees.schedule import Schedule
 
 CHECK_EVERY = 50
 """Steps between looks at the loss: each look waits for the GPU."""
@@ -131,9 +131,7 @@ class Trainer:
             refresh_every=spec.refresh_every,
             device=fabric.device,
         )
-        floats = [(k, v) for k, v in self.network.state_dict().items() if v.is_floating_point()]
-        self.weights = [v for _, v in floats]
-        self.average = {k: v.clone() for k, v in floats}
+        self.average = Average(self.network, recipe.training.ema * self.steps_per_epoch)
         self.health = Health(predictor.num_leaves, fabric.device)
         is_paper = recipe.loss.probability == "paper"
         self.beta, self.best = 0.0 if is_paper else recipe.loss.beta, math.inf
@@ -201,15 +199,11 @@ class Trainer:
                 group["lr"].fill_(rate)
             else:
                 group["lr"] = rate
-        share = 1.0
-        if self.recipe.training.ema:
-            half_life = self.recipe.training.ema * self.steps_per_epoch
-            share = 1 - min(0.5 ** (1 / half_life), (1 + step) / (10 + step))
         if self.recipe.network.dropout or self.recipe.network.head_dropout:
             torch.manual_seed(self._generator(step, 4 + self.fabric.global_rank).initial_seed())
-        epsilon = self._epsilon(step / self.steps_per_epoch)
-        device = self.fabric.device
-        return torch.full((), epsilon, device=device), torch.full((), share, device=device)
+        numbers = self._epsilon(step / self.steps_per_epoch), self.average.share(step)
+        epsilon, share = (torch.full((), n, device=self.fabric.device) for n in numbers)
+        return epsilon, share
 
     def _conscience(self, step: int) -> tuple[Tensor, ...]:
         """What winning costs each node now; nothing if the recipe has no conscience."""
@@ -231,9 +225,7 @@ class Trainer:
             )
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        change = torch._foreach_sub(self.weights, list(self.average.values()))
-        torch._foreach_mul_(change, share)
-        torch._foreach_add_(list(self.average.values()), change)
+        self.average.update(share)
         return loss._replace(squared=loss.squared.detach(), nll=loss.nll.detach())
 
     def _judge(self, leaves: Leaves, x: Tensor, y: Tensor, epsilon: Tensor, *wins) -> Objective:
@@ -285,7 +277,7 @@ class Trainer:
                 "seconds": self.seconds,
                 "best": self.best if math.isfinite(self.best) else None,
                 "network": dict(self.network.state_dict()),
-                "average": self.average,
+                "average": self.average.values,
                 "optimizer": self.optimizer.state_dict()["state"],
                 "schedule": self.schedule.state_dict(),
                 "balancer": self.balancer.state_dict(),
@@ -304,8 +296,7 @@ class Trainer:
         self.step, self.seconds = state["step"], state["seconds"]
         self.best = math.inf if state["best"] is None else state["best"]
         self.network.load_state_dict(state["network"])
-        for name, tensor in state["average"].items():
-            self.average[name].copy_(tensor)
+        self.average.load(state["average"])
         slots = {int(k): v for k, v in state.get("optimizer", {}).items()}
         groups = self.optimizer.state_dict()["param_groups"]
         self.optimizer.load_state_dict({"state": slots, "param_groups": groups})
@@ -332,11 +323,11 @@ class Trainer:
     def _swap_in_average(self) -> dict[str, Tensor]:
         """Put the averaged weights into the network; returns those that were there."""
         before = {k: v.clone() for k, v in self.network.state_dict().items()}
-        self.network.load_state_dict({**before, **self.average})
+        self.network.load_state_dict({**before, **self.average.values})
         return before
 
     def _refuse_nan(self) -> None:
-        are_finite = torch.stack([weight.isfinite().all() for weight in self.weights]).all()
+        are_finite = torch.stack([weight.isfinite().all() for weight in self.average.weights]).all()
         if not (self.health.is_finite() and are_finite):
             raise RunError(
                 f"the loss or a weight became NaN or infinite near step {self.step}. The last good "
@@ -370,44 +361,6 @@ class Trainer:
     def _generator(self, step: int, purpose: int) -> torch.Generator:
         number = (self.recipe.seed * 1_000_003 + purpose) * 1_000_003 + step
         return torch.Generator().manual_seed(number % 2**63)
-
-
-def make_optimizer(recipe: Recipe, network: nn.Module, device: torch.device):
-    """Two learning rates: the network's and the probability head's (App. A.3)."""
-    spec = recipe.optimizer
-    groups: dict[tuple[float, float], list[nn.Parameter]] = {}
-    for name, parameter in network.named_parameters():
-        lr = spec.head_lr if name.startswith("head.") else spec.lr
-        # What makes a leaf's image must not decay while the leaf wins nothing: it would never win.
-        is_decayed = parameter.ndim > 1 and not name.startswith("to_image.")
-        decay = spec.weight_decay if is_decayed else 0.0
-        groups.setdefault((lr, decay), []).append(parameter)
-    tables: list[dict[str, Any]] = [
-        {"params": params, "lr": lr, "base_lr": lr, "weight_decay": decay}
-        for (lr, decay), params in groups.items()
-    ]
-    uses_cuda = device.type == "cuda"
-    for table in tables if uses_cuda else []:
-        table["lr"] = torch.tensor(table["lr"], device=device)  # a recorded step reads it there
-    if spec.name == "sgd":
-        return torch.optim.SGD(tables, momentum=spec.momentum, fused=uses_cuda)
-    return torch.optim.AdamW(tables, betas=(0.9, 0.999), fused=uses_cuda, capturable=uses_cuda)
-
-
-def validate(predictor: TreePredictor, images: ImageSet, recipe: Recipe) -> dict[str, Any]:
-    """The loss at ε = 0, PSNR and NLL per depth on held-out images."""
-    predictor.eval()
-    scores = score(predictor, images, batch_size=recipe.training.evaluation_batch, seed=recipe.seed)
-    errors = (10 ** (-scores["psnr"].double() / 10)).mean(dim=0)
-    beta = recipe.loss.beta if recipe.loss.probability == "cross_entropy" else 0.0
-    loss = errors.sum() + beta * errors[0] * scores["nll"][:, -1].double().mean()
-    quality = scores.get("psnr_hole", scores["psnr"])
-    return {
-        "val_loss": loss.item(),
-        "val_psnr": quality.mean(dim=0).tolist(),
-        "val_nll": scores["nll"].mean(dim=0).tolist(),
-        "val_entropy": scores["entropy"].mean(dim=0).tolist(),
-    }
 
 
 def _precision(recipe: Recipe, accelerator: str) -> Any:

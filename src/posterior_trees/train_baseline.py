@@ -26,10 +26,10 @@ from posterior_trees.capture import Capture
 from posterior_trees.checkpoint import best_device, provenance
 from posterior_trees.data import ImageSet, load_split
 from posterior_trees.data.augment import augment
+from posterior_trees.optimize import Schedule
 from posterior_trees.recipe import Recipe
 from posterior_trees.run import Run, RunError
 from posterior_trees.sampling import Baseline, make_learner, save_baseline
-from posterior_trees.schedule import Schedule
 
 HALF_LIFE_IMAGES, HALF_LIFE_SHARE = 500_000, 0.05
 VALIDATION_IMAGES = 512
@@ -67,8 +67,7 @@ def fit_baseline(
         loop.advance(step)
         if time.monotonic() > deadline:
             break
-    loop.save()
-    loop.swap_in_average()
+    loop.finish()
     return baseline
 
 
@@ -175,12 +174,22 @@ class Loop:
             line |= self.learner.validate(x.to(self.device), y, self.recipe.seed)
         if line.get("val_loss", -math.inf) < self.best:
             self.best = line.get("val_loss", math.inf)
-            about = {**provenance(), "step": self.step, "images": self.step * self.batch_size}
-            save_baseline(self.run.model_file, self.baseline, about)
+            self._export()
         self.learner.network.load_state_dict(before)
         self.run.log(line)
         if self.report:
             self.report(line)
+
+    def finish(self) -> None:
+        """Save, with the averaged weights left in the model; a run stopped early has a file too."""
+        self.save()
+        self.swap_in_average()
+        if not self.run.model_file.is_file():
+            self._export()
+
+    def _export(self) -> None:
+        about = {**provenance(), "step": self.step, "images": self.step * self.batch_size}
+        save_baseline(self.run.model_file, self.baseline, about)
 
     def swap_in_average(self) -> dict[str, Tensor]:
         """Put the averaged weights into the network; returns those that were there."""
