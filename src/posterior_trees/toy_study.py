@@ -37,9 +37,9 @@ from posterior_trees.toys import GaussianMixture
 from posterior_trees.tree import Tree, grow
 
 BRANCHING, DEPTH = 2, 2
-STEPS, BATCH, LEARNING_RATE = 3000, 256, 2e-3
-GAIN = 2.0
-WARM_UP, EPSILON_START, EPSILON_SCALE, AVERAGE_FROM = 0.02, 0.02, 0.015, 0.7
+STEPS, BATCH, LEARNING_RATE = 3000, 256, 3e-3
+GAIN = 3.0
+WARM_UP, EPSILON_START, EPSILON_SCALE, AVERAGE_FROM = 0.02, 0.02, 0.01, 0.7
 """The schedule, in fractions of the training."""
 BETA = {"cross_entropy": 0.4, "paper": 0.0}
 TEST_POINTS, CLUSTERED_SAMPLES, UNSEEN_SAMPLES, TEST_SEED = 200, 10_000, 20_000, 2024
