@@ -80,11 +80,11 @@ def tree_loss(tree: list[tuple[Tensor, Tensor]], x: Tensor, epsilon: float) -> T
 # 5. Train: losers pay everything at first, so that all leaves start near the mean; then nothing. -
 def train(steps: int) -> Network:
     network = Network()
-    optimizer = torch.optim.Adam(network.parameters(), lr=2e-3, betas=(0.9, 0.99))
+    optimizer = torch.optim.Adam(network.parameters(), lr=3e-3, betas=(0.9, 0.99))
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.01, total_iters=steps)
     for step in range(steps):
         x, y = sample_pairs(256)
-        epsilon = math.exp(-max(step / steps - 0.02, 0) / 0.015)
+        epsilon = math.exp(-max(step / steps - 0.02, 0) / 0.01)
         loss = tree_loss(grow(*network(y)), x, epsilon)
         optimizer.zero_grad()
         loss.backward()

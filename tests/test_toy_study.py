@@ -172,6 +172,8 @@ def test_progress_is_plain_lines_without_a_terminal(
             tick()
     lines = capsys.readouterr().out.splitlines()
     assert lines == [f"training: {n} of 20 steps" for n in range(2, 21, 2)]
+    with pytest.raises(RuntimeError, match="stopped"):
+        tick()
     toy_study._report(*study)
     report = capsys.readouterr().out
     assert "fail" in report

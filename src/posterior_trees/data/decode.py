@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import UInt8, UInt16
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 from posterior_trees.data.errors import DataError
 
@@ -102,6 +102,8 @@ def _errors_name(file: str) -> Generator[None, None, None]:
     except Image.DecompressionBombError as error:
         raise DataError(f"{file} is too large to decode safely ({error})") from error
     except UNREADABLE as error:
+        # Pillow names what it could not identify, which may be an object in memory
+        why = "unknown format" if isinstance(error, UnidentifiedImageError) else error
         raise DataError(
-            f"{file} is truncated or not an image Pillow can read ({error}). Replace or remove it"
+            f"{file} is truncated or not an image Pillow can read ({why}). Replace or remove it"
         ) from error
