@@ -449,3 +449,20 @@ def test_what_the_server_lacks_is_named_with_the_extra(
     monkeypatch.setitem(sys.modules, missing, None)
     with pytest.raises(RuntimeError, match=rf'{missing}.*"posterior-trees\[explore\]"'):
         serve(make_app(make_predictor()), "127.0.0.1", 0)
+
+
+@pytest.mark.parametrize("form", ["ICO", "TIFF"])
+def test_formats_that_decode_too_early_and_broken_pages_are_refused(form: str) -> None:
+    """An icon decodes before it tells its size; a TIFF's second directory may be broken."""
+    stream = io.BytesIO()
+    Image.new("L", (28, 28)).save(stream, form)
+    content = stream.getvalue()
+    if form == "TIFF":  # point to a second directory that holds no width
+        start = int.from_bytes(content[4:8], "little")
+        entries = int.from_bytes(content[start : start + 2], "little")
+        link = start + 2 + 12 * entries
+        content = content[:link] + len(content).to_bytes(4, "little") + content[link + 4 :]
+        content += b"\1\0" + b"\0" * 12 + b"\0" * 4
+    response = post(make_app(make_predictor()), content)
+    assert response.status_code == 422
+    assert "error" in response.json()

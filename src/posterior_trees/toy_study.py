@@ -50,11 +50,11 @@ TEST_POINTS, CLUSTERED_SAMPLES, UNSEEN_SAMPLES, TEST_SEED = 200, 10_000, 20_000,
 FILES = "metrics.json", "toy.png", "toy_more.png"
 LIMITS = {"root_rmse": 0.05, "distortion_1": 1.03, "distortion_2": 1.10, "kl_2": 0.01}
 LABELS = {
-    "root_rmse": "root against the posterior mean, RMSE per coordinate",
-    "distortion_1": "distortion at d=1, relative to hierarchical K-means",
-    "distortion_2": "distortion at d=2, relative to hierarchical K-means",
-    "kl_1": "KL of the probabilities at d=1, nats",
-    "kl_2": "KL of the probabilities at d=2, nats",
+    "root_rmse": "root, RMSE per coordinate",
+    "distortion_1": "d=1 distortion / K-means",
+    "distortion_2": "d=2 distortion / K-means",
+    "kl_1": "d=1 KL of probabilities",
+    "kl_2": "d=2 KL of probabilities",
 }
 
 

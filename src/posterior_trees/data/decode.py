@@ -23,7 +23,21 @@ Pixels = UInt8[np.ndarray, "_ h w"] | UInt16[np.ndarray, "_ h w"]
 SIDEWAYS = (5, 6, 7, 8)
 """EXIF orientations that exchange height and width."""
 
-UNREADABLE = (OSError, SyntaxError, ValueError, EOFError, IndexError, struct.error)
+FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
+"""What we open: pixels only. Others run a program (EPS) or decode before they tell a size (ICO)."""
+
+Image.init()  # Pillow knows the less common of them only after this
+
+UNREADABLE = (
+    OSError,
+    SyntaxError,
+    ValueError,
+    EOFError,
+    LookupError,
+    TypeError,
+    OverflowError,
+    struct.error,
+)
 """What Pillow raises on damaged files."""
 
 
@@ -38,7 +52,7 @@ class Header(NamedTuple):
 
 def read_header(file: BufferedReader | BytesIO, name: str) -> Header:
     """Size and depth of an image as `decode` will give it."""
-    with _errors_name(name), Image.open(file) as image:
+    with _errors_name(name), Image.open(file, formats=FORMATS) as image:
         width, height = image.size
         if image.getexif().get(0x0112) in SIDEWAYS:
             width, height = height, width
@@ -49,7 +63,7 @@ def decode(
     file: BufferedReader | BytesIO, name: str, channels: int, size: tuple[int, ...] = ()
 ) -> Pixels:
     """The image in `file`, with 1 or 3 channels, brought to `size` = (h, w) if that is given."""
-    with _errors_name(name), Image.open(file) as image:
+    with _errors_name(name), Image.open(file, formats=FORMATS) as image:
         frames = getattr(image, "n_frames", 1)
         if frames > 1 and image.format != "MPO":
             raise DataError(f"{name} holds {frames} images. Save each as a file of its own")

@@ -16,7 +16,7 @@ from jaxtyping import Float
 from PIL import Image
 from torch import Tensor
 
-from posterior_trees.data.decode import UNREADABLE, decode, read_header
+from posterior_trees.data.decode import FORMATS, UNREADABLE, decode, read_header
 from posterior_trees.data.errors import DataError
 from posterior_trees.data.imageset import to_float
 from posterior_trees.measure import Colorize, Downsample, Inpaint, Measurement, Paired
@@ -138,7 +138,7 @@ def _check_pixels(content: bytes, name: str, limits: Limits) -> None:
     """Refuse too many pixels by what the file says of itself, before any of them is decoded. (Not
     by `read_header`: to find the orientation, Pillow may decode the whole file.)"""
     try:
-        with Image.open(BytesIO(content)) as image:
+        with Image.open(BytesIO(content), formats=FORMATS) as image:
             width, height = image.size
     except (Image.DecompressionBombError, *UNREADABLE):
         return  # decoding will say what is wrong
