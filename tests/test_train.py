@@ -1,5 +1,6 @@
 """Training: trees specialise, every option acts, and a stopped run goes on as if never stopped."""
 
+import contextlib
 import errno
 import json
 import math
@@ -675,9 +676,8 @@ def wait_for_step(run: Path, step: int, process: subprocess.Popen) -> None:
     """Until the run's saved state has come this far, or the process has ended."""
     deadline = time.monotonic() + 60
     while process.poll() is None and time.monotonic() < deadline:
-        if (run / "state.safetensors").is_file():
-            facts = store.read_facts(run / "state.safetensors")
-            if facts["state"]["step"] >= step:
+        with contextlib.suppress(store.StoreError):  # not there yet, or just being replaced
+            if store.read_facts(run / "state.safetensors")["state"]["step"] >= step:
                 return
         time.sleep(0.005)
 

@@ -65,9 +65,13 @@ def read_facts(file: str | PathLike[str]) -> dict[str, Any]:
     if not path.is_file():
         raise StoreError(f"there is no file {path}")
     try:
-        with safe_open(path, framework="pt") as stored:
+        try:
+            stored = safe_open(path, framework="pt")
+        except RuntimeError:  # a running training has just replaced the file: take the new one
+            stored = safe_open(path, framework="pt")
+        with stored:
             text = (stored.metadata() or {}).get(KEY)
-    except (SafetensorError, OSError) as error:
+    except (SafetensorError, OSError, RuntimeError) as error:
         raise StoreError(
             f"{path} is damaged or not a safetensors file ({error}); copy or train it again"
         ) from error
