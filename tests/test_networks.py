@@ -11,7 +11,14 @@ from torch.nn import functional as F
 from posterior_trees import UNet, wrap
 from posterior_trees.measure import Denoise, Inpaint
 from posterior_trees.networks import Backbone, ProbabilityHead
-from posterior_trees.networks.unet import LeafConv, block_diagonal, deal, norm_groups
+from posterior_trees.networks.unet import (
+    LeafConv,
+    UpConv,
+    block_diagonal,
+    deal,
+    enlarging,
+    norm_groups,
+)
 from posterior_trees.predictor import TreePredictor, crop, pad
 
 
@@ -58,8 +65,9 @@ def test_encoder_widths_and_head_features_are_the_papers():
     widths = [m.in_features for m in network.head.layers if isinstance(m, nn.Linear)]
     assert widths == [15 * 36, 256, 64]
     for block in [*network.encoder, *network.decoder]:
-        kinds = [type(m) for m in block]
-        assert kinds == [LeafConv, nn.GroupNorm, nn.LeakyReLU] * 2
+        first, *others = [type(m) for m in block]
+        assert issubclass(first, LeafConv)
+        assert [LeafConv, *others] == [LeafConv, nn.GroupNorm, nn.LeakyReLU] * 2
         assert {m.negative_slope for m in block if isinstance(m, nn.LeakyReLU)} == {0.2}
 
 
@@ -118,6 +126,27 @@ def test_dealing_gives_each_leaf_its_part_of_both_maps():
     dealt = deal(below, skip, 2).flatten().tolist()
     assert dealt == [0, 1, 10, 2, 3, 11]
     assert deal(below, skip, 1).flatten().tolist() == [0, 1, 2, 3, 10, 11]
+
+
+def test_convolving_an_enlarged_image_is_a_transposed_convolution():
+    x, weight = noise(2, 5, 4, 6), noise(7, 5, 3, 3, seed=1)
+    expected = F.conv2d(F.interpolate(x, scale_factor=2), weight, padding=1)
+    got = F.conv_transpose2d(x, enlarging(weight), stride=2, padding=1)
+    torch.testing.assert_close(got, expected)
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+def test_taking_in_skip_maps_without_joining_them_changes_nothing(parts):
+    """The form used on CUDA has the same values and the same gradients."""
+    convolution = UpConv(18, 6, 3, padding=1, bias=False, groups=parts).double()
+    below, skip = noise(2, 12, 3, 4).requires_grad_(), noise(2, 6, 6, 8, seed=1).requires_grad_()
+    direction = noise(2, 6, 6, 8, seed=2)
+    outputs = [convolution(below, skip), convolution.without_joining(below, skip)]
+    torch.testing.assert_close(outputs[1], outputs[0])
+    inputs = (below, skip, convolution.weight)
+    plain, fast = (torch.autograd.grad((out * direction).sum(), inputs) for out in outputs)
+    for a, b in zip(plain, fast, strict=True):
+        torch.testing.assert_close(a, b)
 
 
 @pytest.mark.parametrize(("groups", "kernel"), [(4, 3), (9, 1)])

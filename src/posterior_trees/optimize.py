@@ -73,14 +73,25 @@ class Average:
             self.values[name].copy_(tensor)
 
 
+def output_layers(network: nn.Module) -> tuple[str, ...]:
+    """Prefixes of the layers no normalisation follows, which must not decay.
+
+    What makes a leaf's image would shrink while the leaf wins nothing, and it would never win; the
+    logits of the probabilities would shrink towards equal ones, and be under-confident.
+    """
+    linear = [name for name, part in network.named_modules() if isinstance(part, nn.Linear)]
+    in_head = [name for name in linear if name.startswith("head.")]
+    return ("to_image.", *[f"{name}." for name in in_head[-1:]])
+
+
 def make_optimizer(recipe: Recipe, network: nn.Module, device: torch.device):
     """Two learning rates: the network's and the probability head's (App. A.3)."""
     spec = recipe.optimizer
+    outputs = output_layers(network)
     groups: dict[tuple[float, float], list[nn.Parameter]] = {}
     for name, parameter in network.named_parameters():
         lr = spec.head_lr if name.startswith("head.") else spec.lr
-        # What makes a leaf's image must not decay while the leaf wins nothing: it would never win.
-        is_decayed = parameter.ndim > 1 and not name.startswith("to_image.")
+        is_decayed = parameter.ndim > 1 and not name.startswith(outputs)
         decay = spec.weight_decay if is_decayed else 0.0
         groups.setdefault((lr, decay), []).append(parameter)
     tables: list[dict[str, Any]] = [

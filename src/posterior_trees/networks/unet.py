@@ -56,7 +56,7 @@ class UNet(nn.Module):
             )
         )
         self.decoder = nn.ModuleList(
-            Block(below + skip, skip, groups=groups, parts=self.decoders)
+            UpBlock(below, skip, groups=groups, parts=self.decoders)
             for below, skip in zip(widths[:0:-1], widths[-2::-1], strict=True)
         )
         self.to_image = LeafConv(width, num_leaves * channels, 1, groups=self.decoders)
@@ -76,30 +76,10 @@ class UNet(nn.Module):
         features = skips.pop()
         maps = []
         for block in self.decoder:
-            features = block(
-                deal(F.interpolate(features, scale_factor=2), skips.pop(), self.decoders)
-            )
+            features = block(features, skips.pop())
             maps.append(features)
         images = self.to_image(features).unflatten(1, (self.num_leaves, self.channels))
         return Leaves(images, self.head(maps))
-
-
-class Block(nn.Sequential):
-    """Two times convolution, normalisation, activation, at one resolution."""
-
-    def __init__(
-        self, before: int, after: int, *, groups: int, parts: int = 1, dropout: float = 0.0
-    ) -> None:
-        layers: list[nn.Module] = []
-        for channels in (before, after):
-            layers += [
-                LeafConv(channels, after, 3, padding=1, bias=False, groups=parts),
-                nn.GroupNorm(groups, after),
-                nn.LeakyReLU(0.2, inplace=True),
-            ]
-        if dropout:
-            layers.append(nn.Dropout2d(dropout))
-        super().__init__(*layers)
 
 
 class LeafConv(nn.Conv2d):
@@ -115,6 +95,80 @@ class LeafConv(nn.Conv2d):
             return super().forward(input)
         weight = block_diagonal(self.weight, self.groups)
         return F.conv2d(input, weight, self.bias, padding=self.padding)
+
+
+class UpConv(LeafConv):
+    """Convolves the upsampled features and the skip maps, dealt out to the leaves.
+
+    On CUDA neither the upsampled nor the joined map is ever made: a 3×3 convolution of an image
+    enlarged twice by nearest neighbours is a transposed 4×4 convolution of the small one, with 4
+    instead of 9 products per pixel, and the convolution of two joined maps is the sum of theirs.
+    """
+
+    def forward(  # ty: ignore[incompatible-method-override]
+        self, features: Float[Tensor, "b c1 h w"], skip: Float[Tensor, "b c2 h2 w2"]
+    ) -> Float[Tensor, "b c3 h2 w2"]:
+        if not features.is_cuda:
+            enlarged = F.interpolate(features, scale_factor=2)
+            return super().forward(deal(enlarged, skip, self.groups))
+        return self.without_joining(features, skip)
+
+    def without_joining(
+        self, features: Float[Tensor, "b c1 h w"], skip: Float[Tensor, "b c2 h2 w2"]
+    ) -> Float[Tensor, "b c3 h2 w2"]:
+        """The same, as the sum of two dense convolutions."""
+        split = features.shape[1] // self.groups
+        ours = block_diagonal(self.weight[:, :split], self.groups)
+        theirs = block_diagonal(self.weight[:, split:], self.groups)
+        enlarged = F.conv_transpose2d(features, enlarging(ours), stride=2, padding=1)
+        return enlarged + F.conv2d(skip, theirs, padding=self.padding)
+
+
+class Block(nn.Sequential):
+    """Two times convolution, normalisation, activation, at one resolution."""
+
+    first = LeafConv
+
+    def __init__(
+        self, before: int, after: int, *, groups: int, parts: int = 1, dropout: float = 0.0
+    ) -> None:
+        layers: list[nn.Module] = []
+        for convolution, channels in ((self.first, before), (LeafConv, after)):
+            layers += [
+                convolution(channels, after, 3, padding=1, bias=False, groups=parts),
+                nn.GroupNorm(groups, after),
+                nn.LeakyReLU(0.2, inplace=True),
+            ]
+        if dropout:
+            layers.append(nn.Dropout2d(dropout))
+        super().__init__(*layers)
+
+
+class UpBlock(Block):
+    """A block of a decoder: doubles the resolution of its features and takes in the skip maps."""
+
+    first = UpConv
+
+    def __init__(self, below: int, skip: int, *, groups: int, parts: int) -> None:
+        super().__init__(below + skip, skip, groups=groups, parts=parts)
+
+    def forward(  # ty: ignore[incompatible-method-override]
+        self, features: Float[Tensor, "b c1 h w"], skip: Float[Tensor, "b c2 h2 w2"]
+    ) -> Float[Tensor, "b c2 h2 w2"]:
+        first, *others = self
+        features = first(features, skip)
+        for layer in others:
+            features = layer(features)
+        return features
+
+
+def enlarging(weight: Float[Tensor, "out in 3 3"]) -> Float[Tensor, "in out 4 4"]:
+    """The kernel of the transposed convolution (stride 2, padding 1) that equals nearest-neighbour
+    enlargement followed by a convolution with `weight`: per axis (w₂, w₁+w₂, w₀+w₁, w₀)."""
+    for axis in (2, 3):
+        w0, w1, w2 = weight.unbind(axis)
+        weight = torch.stack([w2, w1 + w2, w0 + w1, w0], dim=axis)
+    return weight.transpose(0, 1)
 
 
 def block_diagonal(
