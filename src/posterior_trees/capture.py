@@ -15,24 +15,30 @@ WARM_UP = 4
 
 
 class Capture:
-    """A function of CUDA tensors that keeps no reference to what it made, replayed as a graph."""
+    """A function of CUDA tensors that keeps no reference to what it made, replayed as a graph.
+
+    From the first call on the function sees the same places, so that nothing it prepares for their
+    layout in the plain calls is prepared anew while recording.
+    """
 
     def __init__(self, function: Callable) -> None:
         self.function = function
         self.calls = 0
+        self.places: tuple[Tensor, ...] | None = None
         self.graph: torch.cuda.CUDAGraph | None = None
 
     def __call__(self, *inputs: Tensor):
+        if self.places is None:
+            self.places = tuple(tensor.clone() for tensor in inputs)
+        for place, tensor in zip(self.places, inputs, strict=True):
+            place.copy_(tensor)
         if self.calls < WARM_UP:
             self.calls += 1
-            return self._call_aside(*inputs)
+            return self._call_aside(*self.places)
         if self.graph is None:
-            self.inputs = tuple(tensor.clone() for tensor in inputs)
             self.graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(self.graph):
-                self.outputs = self.function(*self.inputs)
-        for place, tensor in zip(self.inputs, inputs, strict=True):
-            place.copy_(tensor)
+                self.outputs = self.function(*self.places)
         self.graph.replay()
         return self.outputs
 
