@@ -35,7 +35,8 @@ from posterior_trees.checkpoint import save_model
 from posterior_trees.cli import main
 from posterior_trees.explore.cli import listen, load_measure, serve
 from posterior_trees.explore.export import SERVED
-from posterior_trees.explore.server import allowed_hosts, make_app
+from posterior_trees.explore.guard import allowed_hosts
+from posterior_trees.explore.server import make_app
 from posterior_trees.explore.upload import Limits, read_bytes
 from posterior_trees.explore.worker import FullError, Worker
 from posterior_trees.networks.head import Leaves
@@ -76,9 +77,23 @@ def picture(height: int = 8, width: int = 8) -> np.ndarray:
     return np.random.default_rng(0).integers(0, 256, (height, width), dtype=np.uint8)
 
 
+def bomb(width: int, height: int) -> bytes:
+    """A PNG whose header promises far more pixels than its few bytes hold."""
+
+    def chunk(kind: bytes, content: bytes) -> bytes:
+        check = struct.pack(">I", zlib.crc32(kind + content))
+        return struct.pack(">I", len(content)) + kind + content + check
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
+    body = zlib.compress(b"\0" * 10_000)
+    return (
+        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", body) + chunk(b"IEND", b"")
+    )
+
+
 def talk(app: Any, conversation: Callable[[Any], Awaitable[Any]], **options: Any) -> Any:
     async def run() -> Any:
-        transport = httpx.ASGITransport(app=app)
+        transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, base_url=HOME, **options) as client:
             return await conversation(client)
 
@@ -146,7 +161,7 @@ def test_large_pictures_are_shrunk_to_what_blocks_divide() -> None:
 def test_colour_models_take_grey_and_colour_pictures() -> None:
     app = make_app(make_predictor(Colorize(), channels=3))
     grey = post(app, png(picture())).json()
-    assert pixels_of(grey["truth"]).shape == (8, 8, 3)
+    assert grey["truth"] is None  # without colour it is a measurement already
     colour = np.random.default_rng(1).integers(0, 256, (8, 8, 3), dtype=np.uint8)
     answer = post(app, png(colour)).json()
     assert np.array_equal(pixels_of(answer["truth"]), colour)
@@ -168,7 +183,7 @@ def test_a_model_of_pairs_takes_measurements_and_says_so() -> None:
     response = post(app, png(picture()), "degrade=1")
     assert response.status_code == 422
     assert "trained on pairs" in response.json()["error"]
-    assert '"can_degrade":false' in get(app, "/").text
+    assert '"degradation":null' in get(app, "/").text
 
 
 def test_a_picture_unlike_the_training_data_gets_a_note() -> None:
@@ -177,6 +192,75 @@ def test_a_picture_unlike_the_training_data_gets_a_note() -> None:
     dark, white = np.zeros((8, 8), np.uint8), np.full((8, 8), 255, np.uint8)
     assert post(app, png(dark)).json()["note"] == ""
     assert "0.69" in post(app, png(white)).json()["note"]
+
+
+# ---- another hole ---------------------------------------------------------------------------
+
+
+def send_hole(app: Any, hole: bytes, content: bytes | None = None) -> Any:
+    query = f"degrade=1&hole={len(hole)}"
+    return post(app, (png(picture()) if content is None else content) + hole, query)
+
+
+def test_another_hole_gives_the_tree_through_it_and_a_note() -> None:
+    predictor, pixels = make_predictor(), picture()
+    hole = np.zeros((8, 8), np.uint8)
+    hole[3:6, 2:] = 255
+    app = make_app(predictor)
+    answer = send_hole(app, png(hole)).json()
+    assert "not the hole that the model was trained for" in answer["note"]
+    x = torch.from_numpy(pixels)[None, None].float() / 255
+    other = TreePredictor(
+        predictor.network, Inpaint(torch.from_numpy(hole == 255)), branching=2, depth=2, channels=1
+    )
+    tree = other(other.measure(x))
+    for level, nodes in enumerate(answer["levels"]):
+        for node, image in zip(nodes, tree.images[level][0], strict=True):
+            expected = (image.clamp(0, 1) * 255).round().byte().numpy()[0]
+            assert np.array_equal(pixels_of(node["image"]), expected)
+            assert np.array_equal(pixels_of(node["image"])[hole == 0], pixels[hole == 0])
+    again = post(app, png(pixels)).json()  # the model itself keeps its own hole
+    assert (pixels_of(again["input"])[:5] == 128).all()
+    assert np.array_equal(pixels_of(again["input"])[5:], pixels[5:])
+
+
+def test_the_model_s_own_hole_needs_no_note() -> None:
+    own = (HOLE.hole.numpy() * 255).astype(np.uint8)
+    answer = send_hole(make_app(make_predictor()), png(own)).json()
+    assert answer["note"] == ""
+
+
+BAD_HOLES = {
+    "size": (png(np.eye(9, dtype=np.uint8) * 255), "the hole is 9×9, this model takes 8×8"),
+    "values": (png(np.eye(8, dtype=np.uint8) * 200), "a pixel of value 200"),
+    "nothing": (png(np.zeros((8, 8), np.uint8)), "hides 0 of 64 pixels"),
+    "all": (png(np.full((8, 8), 255, np.uint8)), "hides 64 of 64 pixels"),
+    "words": (b"no hole at all", "the hole .*not an image"),
+    "bomb": (bomb(8000, 6000), "the hole has 8000×6000 = 48 megapixels"),
+}
+
+
+@pytest.mark.parametrize("kind", BAD_HOLES)
+def test_a_bad_hole_gets_a_readable_reason(kind: str) -> None:
+    hole, reason = BAD_HOLES[kind]
+    app = make_app(make_predictor())
+    response = send_hole(app, hole)
+    assert response.status_code == 422
+    assert re.search(reason, response.json()["error"])
+    assert post(app, png(picture())).status_code == 200
+
+
+@pytest.mark.parametrize("count", ["-1", "x", "99999999", "1" * 30, "²", "1.5"])
+def test_a_wrong_length_of_a_hole_is_refused(count: str) -> None:
+    response = post(make_app(make_predictor()), png(picture()), f"degrade=1&hole={count}")
+    assert response.status_code == 422
+    assert "give the number of its bytes" in response.json()["error"]
+
+
+def test_a_model_without_a_hole_takes_none() -> None:
+    response = send_hole(make_app(make_predictor(Denoise(0.2))), png(np.eye(8, dtype=np.uint8)))
+    assert response.status_code == 422
+    assert "does not fill holes" in response.json()["error"]
 
 
 def test_measures_come_with_every_tree() -> None:
@@ -205,20 +289,6 @@ def test_the_page_refers_to_files_that_are_served_and_holds_its_examples() -> No
 
 
 # ---- what it refuses ------------------------------------------------------------------------
-
-
-def bomb(width: int, height: int) -> bytes:
-    """A PNG whose header promises far more pixels than its few bytes hold."""
-
-    def chunk(kind: bytes, content: bytes) -> bytes:
-        check = struct.pack(">I", zlib.crc32(kind + content))
-        return struct.pack(">I", len(content)) + kind + content + check
-
-    header = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
-    body = zlib.compress(b"\0" * 10_000)
-    return (
-        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", body) + chunk(b"IEND", b"")
-    )
 
 
 BAD = {
@@ -285,6 +355,32 @@ def test_no_path_of_a_client_s_is_opened(path: str) -> None:
     response = get(make_app(make_predictor()), path)
     assert response.status_code == 404
     assert "import" not in response.text
+    assert list(response.json()) == ["error"]
+
+
+def test_every_refusal_is_an_error_in_words() -> None:
+    app = make_app(make_predictor())
+    wrong = [get(app, "/api/nothing"), get(app, "/api/predict"), talk(app, lambda c: c.post("/")),
+             talk(app, lambda c: c.delete("/static/main.js"))]  # fmt: skip
+    assert [response.status_code for response in wrong] == [404, 405, 405, 405]
+    for response in wrong:
+        assert list(response.json()) == ["error"]
+        assert response.headers["x-content-type-options"] == "nosniff"
+    assert "/api/nothing" in wrong[0].json()["error"]
+    assert wrong[1].headers["allow"] == "POST"
+
+
+def test_a_failure_of_our_own_is_told_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    def break_down(*_: Any, **__: Any) -> None:
+        raise KeyError("a mistake of ours")
+
+    app = make_app(make_predictor())
+    monkeypatch.setattr("posterior_trees.explore.server.answer", break_down)
+    response = post(app, png(picture()))
+    assert response.status_code == 500
+    assert "KeyError" in response.json()["error"]
+    monkeypatch.undo()
+    assert post(app, png(picture())).status_code == 200
 
 
 def test_a_name_is_only_a_name() -> None:

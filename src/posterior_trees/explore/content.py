@@ -13,6 +13,7 @@ r"""Trees as data for the explorer: the one form that saved pages, the server an
         "truth_path": [0, 2, 7],                 node indices of the truth's greedy path, or null
         "levels": [[{"p": 1.0, "image": "data:…"}], [{"p": 0.4, …}, null, …], …],
         "measures": {"count": [3, 4, null, …]},  f(leaf) of every leaf, null for an absent one
+        "note": "",                              what to beware of, if anything; may be left out
         "rivals": [{"name": "K-means of samples", "branching": [3, 3],
                     "truth_path": […], "levels": […], "measures": {…}}]}]}
 

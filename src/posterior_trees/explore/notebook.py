@@ -1,6 +1,6 @@
 """Trees in notebooks: the explorer as the output of a cell.
 
-    from posterior_trees.explore import show
+    from posterior_trees import show
     show(tree, inputs=y)      # or just `tree` as a cell's last line
 
 The page lives in a frame of its own (`srcdoc`), so that it and the notebook leave each other alone;
@@ -44,5 +44,5 @@ def repr_html(tree: Tree) -> str | None:
 
 
 def register() -> None:
-    """Let notebooks display every `Tree` with the explorer; `posterior_trees.explore` calls it."""
+    """Let notebooks display every `Tree` with the explorer; `import posterior_trees` calls it."""
     setattr(Tree, "_repr_html_", repr_html)  # noqa: B010 (the tree itself knows no pages)

@@ -50,9 +50,10 @@ def describe_start(
     examples = []
     for i, (name, made) in enumerate(zip(names, answers, strict=True)):
         rival = {method: trees[i] for method, trees in others.items()}
-        examples += describe_trees(
+        (example,) = describe_trees(
             made.tree, inputs=made.y, truths=made.x, names=[name], rivals=rival, measures=measures
         )
+        examples.append(example | {"note": made.note})
     return examples
 
 

@@ -5,7 +5,8 @@ and the picture's format is what decoding says it is, whatever its name. A large
 to `Limits.side`, because a tree of $K^d$ such pictures has to travel to the page.
 
 A picture is either clean, then the model's own measurement degrades it here and it is kept as the
-truth, or it is a measurement already.
+truth, or it is a measurement already. An inpainting model also takes another hole than its own
+(`hole`).
 """
 
 from io import BytesIO
@@ -14,12 +15,20 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import torch
 from jaxtyping import Float
 from PIL import Image
-from torch import Tensor
+from torch import Tensor, nn
 
 from posterior_trees.data.decode import FORMATS, UNREADABLE, decode, read_header
 from posterior_trees.data.errors import DataError
 from posterior_trees.data.imageset import to_float
-from posterior_trees.measure import Colorize, Downsample, Inpaint, Measurement, Paired
+from posterior_trees.explore.hole import NOTE, read_hole, with_hole
+from posterior_trees.measure import (
+    Colorize,
+    Denoise,
+    Downsample,
+    Inpaint,
+    Measurement,
+    Paired,
+)
 from posterior_trees.tree import Tree
 
 
@@ -66,11 +75,17 @@ def answer(
     *,
     degrade: bool = True,
     invert: bool = False,
+    hole: bytes | None = None,
     limits: Limits | None = None,
 ) -> Answer:
-    """The tree of the picture in these bytes; `degrade` measures it first and keeps it as truth."""
+    """The tree of the picture in these bytes; `degrade` measures it first and keeps it as truth.
+    `hole` is a picture of the pixels to hide, where they are not the model's own."""
     pixels = read_bytes(predictor, content, name, limits or Limits())
-    return predict_pixels(predictor, 1 - pixels if invert else pixels, degrade=degrade)
+    pixels = 1 - pixels if invert else pixels
+    if hole is None:
+        return predict_pixels(predictor, pixels, degrade=degrade)
+    _check_pixels(hole, "the hole", limits or Limits())
+    return predict_with_hole(predictor, pixels, hole, degrade=degrade)
 
 
 @torch.inference_mode()
@@ -87,8 +102,22 @@ def predict_pixels(
     noise = torch.Generator().manual_seed(0)  # the same picture is always the same measurement
     y = predictor.measure(pixels, noise) if degrade else predictor.measurement.observe(pixels)
     tree = predictor(y).to("cpu")
-    x = pixels.cpu() if degrade and pixels.shape[1:] == tree.shape else None
+    is_truth = degrade and pixels.shape[1:] == tree.shape and not _lacks_colour(predictor, pixels)
+    x = pixels.cpu() if is_truth else None
     return Answer(tree, y.cpu(), x, describe_fit(predictor, y))
+
+
+def predict_with_hole(
+    predictor: Predictor, pixels: Float[Tensor, "1 _ _ _"], hole: bytes, *, degrade: bool = True
+) -> Answer:
+    """The tree of a picture through another hole than the model's, with a note that says so."""
+    if not isinstance(predictor.measurement, Inpaint) or not isinstance(predictor, nn.Module):
+        raise DataError("this model does not fill holes. Leave the hole out")
+    hidden = read_hole(hole, mask_size(predictor))
+    if bool((hidden == predictor.measurement.hole.cpu()).all()):
+        return predict_pixels(predictor, pixels, degrade=degrade)
+    made = predict_pixels(with_hole(predictor, hidden), pixels, degrade=degrade)
+    return made._replace(note=NOTE)
 
 
 def read_bytes(
@@ -120,14 +149,36 @@ def describe_fit(predictor: Predictor, y: Float[Tensor, "1 _ _ _"]) -> str:
     )
 
 
+DEGRADATIONS: tuple[tuple[type[Measurement], str], ...] = (
+    (Inpaint, "hide the hole"),
+    (Colorize, "drop its colour"),
+    (Denoise, "add the noise"),
+    (Downsample, "shrink it"),
+    (Measurement, "measure it"),
+)
+
+
 def can_degrade(predictor: Predictor) -> bool:
     return not isinstance(predictor.measurement, Paired)
+
+
+def degradation_of(predictor: Predictor) -> str | None:
+    """In words, what the model's measurement does to a clean picture; None if it cannot."""
+    if not can_degrade(predictor):
+        return None
+    return next(words for kind, words in DEGRADATIONS if isinstance(predictor.measurement, kind))
 
 
 def mask_size(predictor: Predictor) -> tuple[int, ...]:
     """Height and width of the model's fixed mask; () if it takes any size."""
     measurement = predictor.measurement
     return tuple(measurement.hole.shape[-2:]) if isinstance(measurement, Inpaint) else ()
+
+
+def _lacks_colour(predictor: Predictor, pixels: Tensor) -> bool:
+    """A grey photograph is what a colourisation model measures: it holds no truth."""
+    is_grey = bool((pixels == pixels[:, :1]).all())
+    return isinstance(predictor.measurement, Colorize) and is_grey
 
 
 def _channels(predictor: Predictor) -> int:

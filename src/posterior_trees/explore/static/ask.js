@@ -13,13 +13,13 @@ export function renderAnswers() {
   $("ask").hidden = !asked && !measures.length;
   $("hint").hidden = Boolean(asked) || !treeOn().levels[1];
   const shown = JSON.stringify([state.example, state.side, state.boxes, asked?.answers,
-    treeOn().measures, data.examples.length]);
+    treeOn().measures, state.measure, data.examples.length]);
   if ($("ask").dataset.shown !== shown) {
     $("ask").dataset.shown = shown;
     const cards = (asked?.answers ?? []).map((answers, box) => questionCard(answers, box));
     $("ask").classList.toggle("two", cards.length === 2);
     if (cards.length === 2) cards.push(jointCard(asked));
-    cards.push(...measures.map(([title, values]) => histogramCard(title, values)));
+    cards.push(...measureCards(measures));
     keepFocus($("ask"), () => $("ask").replaceChildren(...cards));
   } else $("ask").querySelector(".joint")?.replaceWith(jointCard(asked)); // labels may be new
   const words = (asked?.answers ?? []).map((answers, box) => `Box ${box + 1}: ` + answers
@@ -64,7 +64,7 @@ function answerItem(answer, i, box) {
   canvas.setAttribute("role", "img");
   canvas.setAttribute("aria-label", `Mean of answer ${labelOf(box, i)}`);
   drawAnswer(canvas, answer.everyone, state.boxes[box]);
-  const label = element("input", { value: labelOf(box, i), size: 8, maxLength: 24,
+  const label = element("input", { value: labelOf(box, i), title: "Name this answer", maxLength: 24,
     onchange: (event) => {
       const labels = state.labels.map((list) => [...list]);
       labels[box][i] = event.target.value.replaceAll(/[,;]/g, " ").trim();
@@ -74,10 +74,10 @@ function answerItem(answer, i, box) {
   label.dataset.key = `label-${box}-${i}`;
   const bar = element("i", { className: `bar answer-${i % 6}` });
   bar.style.width = `${100 * answer.p}%`;
-  return element("li", {}, canvas, element("div", {}, label,
-    element("strong", { textContent: answer.p.toFixed(2) }),
-    element("span", { className: "track" }, bar),
-    element("small", { textContent: footnote(answer, i, box) })));
+  return element("li", {}, element("span", { className: "picture" }, canvas),
+    element("div", {}, label, element("strong", { textContent: answer.p.toFixed(2) }),
+      element("span", { className: "track" }, bar),
+      element("small", { textContent: footnote(answer, i, box) })));
 }
 
 // How many leaves say so; or, in a comparison, what the others make of it.
@@ -144,7 +144,21 @@ export function binsOf(pairs) {
   return bins;
 }
 
-function histogramCard(title, values) {
+// All of them; beside the answers to a box one, which the reader chooses.
+function measureCards(measures) {
+  if (!state.boxes.length || measures.length < 2) {
+    return measures.map(([title, values]) => histogramCard(title, values));
+  }
+  const chosen = measures[state.measure] ? state.measure : 0;
+  const options = measures.map(([title], i) =>
+    element("option", { value: i, textContent: title, selected: i === chosen }));
+  const menu = element("select", { onchange: () => update({ measure: Number(menu.value) }) }, ...options);
+  menu.setAttribute("aria-label", "Which measure");
+  menu.dataset.key = "measure";
+  return [histogramCard(...measures[chosen], menu)];
+}
+
+function histogramCard(title, values, heading = title) {
   const tree = treeOn();
   const pairs = values.map((value, leaf) => [value, tree.levels.at(-1)[leaf]?.p ?? 0])
     .filter(([value]) => value !== null);
@@ -163,7 +177,7 @@ function histogramCard(title, values) {
   chart.setAttribute("aria-label", `Distribution of ${title}: ` +
     bins.filter((bin) => bin.p).map(wordsOf).join("; "));
   const last = bins.at(-1);
-  return element("section", { className: "histogram" }, element("h3", { textContent: title }), chart,
+  return element("section", { className: "histogram" }, element("h3", {}, heading), chart,
     element("p", {}, element("span", { textContent: round(bins[0].low) }),
       element("span", { textContent: `mean ${round(mean)}` }),
       element("span", { textContent: round(last.isWhole ? last.low : last.low + last.step) })));

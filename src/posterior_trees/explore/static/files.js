@@ -17,7 +17,8 @@ function concatenate(parts) {
 
 const ASCII = 2, SHORT = 3, LONG = 4;
 
-// Pages are { width, height, channels (1 or 3), pixels, description }.
+// Pages are { width, height, channels (1 or 3), pixels, description }. A description has more than
+// three letters: four bytes or less would have to stand in the directory itself.
 export function makeTiff(pages) {
   const parts = [little(8, (view) => {
     view.setUint16(0, 0x4949, true);
@@ -37,14 +38,14 @@ export function makeTiff(pages) {
 function makePage({ width, height, channels, pixels, description }, at, isLast) {
   const words = new TextEncoder().encode(`${description}\0`);
   const count = 10, directory = 2 + 12 * count + 4;
-  const text = concatenate([words, new Uint8Array((words.length % 2) + 4)]); // never inline, even
+  const text = concatenate([words, new Uint8Array(words.length % 2)]); // what follows starts even
   const bitsAt = at + directory + text.length, pixelsAt = bitsAt + 2 * channels + (2 * channels) % 4;
   const size = width * height * channels, end = pixelsAt + size + (size % 2);
   const entries = [
     [256, LONG, 1, width], [257, LONG, 1, height],
     [258, SHORT, channels, channels === 1 ? 8 : bitsAt],
     [259, SHORT, 1, 1], [262, SHORT, 1, channels === 1 ? 1 : 2],
-    [270, ASCII, text.length, at + directory], [273, LONG, 1, pixelsAt],
+    [270, ASCII, words.length, at + directory], [273, LONG, 1, pixelsAt],
     [277, SHORT, 1, channels], [278, LONG, 1, height], [279, LONG, 1, size],
   ];
   const head = little(directory, (view) => {

@@ -6,7 +6,7 @@ import { loadPixels } from "./pixels.js";
 import { listenToShare } from "./share.js";
 import {
   $, branchingOf, childrenOf, data, element, example, likeliest, MODES, name, nodeAt, onRender,
-  parentOf, percent, readAddress, render, same, sizeOf, state, treesOf, update,
+  parentOf, percent, readAddress, render, same, state, treesOf, update,
 } from "./state.js";
 import { renderTrees, visibleLevel } from "./treeview.js";
 import { addBox, preview, renderSides, renderViewer, startBox, toggleFlicker } from "./viewer.js";
@@ -21,8 +21,9 @@ function buildOnce() {
 
 function renderFrame() {
   document.body.classList.toggle("empty", !data.examples.length);
+  document.body.classList.toggle("alone", data.examples.length === 1 && !data.server);
   document.body.classList.toggle("comparing", treesOf().length > 1);
-  $("crop-label").hidden = Math.max(...sizeOf()) <= 64 && !state.boxes.length;
+  $("crop-label").hidden = !branchingOf().length;
   $("crop").checked = state.crop;
 }
 
@@ -91,9 +92,15 @@ const COMMANDS = {
   b: () => branchingOf().length && addBox(),
   c: () => update({ side: (state.side + 1) % treesOf().length }),
   z: () => update({ crop: !state.crop }),
-  escape: () => update({ boxes: [], counts: [0, 0], labels: [[], []], flicker: null }),
+  escape: () => ($("share").open ? closeMenu()
+    : update({ boxes: [], counts: [0, 0], labels: [[], []], flicker: null })),
   "?": () => $("help").showModal(),
 };
+
+function closeMenu() {
+  $("share").open = false;
+  $("share").querySelector("summary").focus();
+}
 
 function moveExample(step, inRail) {
   if (!data.examples[state.example + step]) return false;
@@ -106,7 +113,7 @@ function onKey(event) {
   const isTyping = event.target.matches("input:not([type=radio]):not([type=checkbox]), select");
   if (event.ctrlKey || event.metaKey || event.altKey || isTyping || !data.examples.length) return;
   if (document.querySelector("dialog:modal")) return;
-  const inRail = $("examples").contains(event.target), inModes = $("modes").contains(event.target);
+  const inRail = $("examples").contains(event.target), inModes = event.target.closest("fieldset");
   const steps = inRail ? { ArrowUp: -1, ArrowLeft: -1, ArrowDown: 1, ArrowRight: 1 } : {};
   const step = steps[event.key] ?? { PageUp: -1, PageDown: 1 }[event.key];
   const path = step || (inModes && event.key.startsWith("Arrow")) ? undefined : target(event.key);

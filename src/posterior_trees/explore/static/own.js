@@ -1,23 +1,28 @@
 // Your own picture: dropped, pasted, picked or drawn, sent to the local server as it is, and back
 // comes its tree. Only served pages have this part.
 
-import { download, say } from "./share.js";
-import { $, data, element, update } from "./state.js";
+import { makePaper, renderPaper } from "./paper.js";
+import { download, hush, say } from "./share.js";
+import { $, data, onRender, update } from "./state.js";
 
 const server = data.server;
 let latest = 0;
 
-async function request(blob, title) {
-  const query = new URLSearchParams({ name: title, degrade: Number($("degrade").checked),
-    invert: Number($("invert").checked && title !== "drawing") });
-  const response = await fetch(`api/predict?${query}`, { method: "POST", body: blob });
+// What is sent: the picture, and after it the hole, where it is not the model's own.
+async function request(blob, title, { isSketch, hole }) {
+  const query = new URLSearchParams({ name: title, degrade: Number(isSketch || $("degrade").checked),
+    invert: Number($("invert").checked && !isSketch), hole: hole?.size ?? 0 });
+  const body = hole ? new Blob([blob, hole]) : blob;
+  const response = await fetch(`api/predict?${query}`, { method: "POST", body });
   const answer = await response.json().catch(() => ({ error: `the server said ${response.status}` }));
   if (!response.ok) throw new Error(answer.error);
   return answer;
 }
 
-// Ask for a tree; the newest picture wins, and a drawing takes the place of the last drawing.
-async function ask(blob, title, { isDrawing = false } = {}) {
+// Ask for a tree; the newest picture wins, and what comes from the paper takes the place of what
+// came from it before.
+async function ask(blob, title, { isSketch = false, hole = null } = {}) {
+  hush();
   if (blob.size > server.megabytes * 1e6) {
     say(`${title} has ${(blob.size / 1e6).toFixed(1)} MB, the limit is ${server.megabytes} MB`, true);
     return;
@@ -25,18 +30,18 @@ async function ask(blob, title, { isDrawing = false } = {}) {
   const mine = ++latest;
   document.body.classList.add("waiting");
   try {
-    const made = await request(blob, title);
-    if (mine !== latest && isDrawing) return;
-    const last = data.examples[0];
-    if (isDrawing && last?.isDrawing) data.examples.shift();
-    data.examples.unshift(Object.assign(made, { isDrawing }));
+    const made = await request(blob, title, { isSketch, hole });
+    if (mine !== latest && isSketch) return;
+    if (isSketch && data.examples[0]?.isSketch) data.examples.shift();
+    data.examples.unshift(Object.assign(made, { isSketch }));
     data.size = data.examples.length === 1 ? made.size : data.size;
     update({ example: 0, path: [] });
-    if (!isDrawing) $("own").close();
-    if (made.note) say(made.note, true);
+    if (!isSketch) $("own").close();
   } catch (error) {
     const isDown = error instanceof TypeError;
-    say(isDown ? "The server does not answer: is `ptrees explore` still running?" : error.message, true);
+    if (mine === latest) {
+      say(isDown ? "The server does not answer: is `ptrees explore` still running?" : error.message, true);
+    }
   } finally {
     if (mine === latest) document.body.classList.remove("waiting");
   }
@@ -64,56 +69,11 @@ function listenToFiles() {
   document.addEventListener("paste", (event) => takeFiles(event.clipboardData.files));
 }
 
-// ---- drawing ----------------------------------------------------------------------------------
-
-const ZOOM = 10;
-
-function makeCanvas([height, width]) {
-  const canvas = $("draw");
-  Object.assign(canvas, { width: width * ZOOM, height: height * ZOOM });
-  const pen = canvas.getContext("2d");
-  const clear = () => { pen.fillStyle = "black"; pen.fillRect(0, 0, canvas.width, canvas.height); };
-  const place = (event) => [event.offsetX * canvas.width / canvas.clientWidth,
-    event.offsetY * canvas.height / canvas.clientHeight];
-  let from = null;
-  const stroke = (event) => {
-    if (!from) return;
-    const to = place(event);
-    Object.assign(pen, { strokeStyle: "white", lineWidth: 2.1 * ZOOM, lineCap: "round" });
-    pen.beginPath();
-    pen.moveTo(...from);
-    pen.lineTo(...to);
-    pen.stroke();
-    from = to;
-  };
-  canvas.addEventListener("pointerdown", (event) => {
-    canvas.setPointerCapture(event.pointerId);
-    from = place(event);
-    stroke(event);
-  });
-  canvas.addEventListener("pointermove", stroke);
-  const lift = () => { if (from) { from = null; send(canvas, [height, width]); } };
-  canvas.addEventListener("pointerup", lift);
-  canvas.addEventListener("pointercancel", lift);
-  $("clear-drawing").addEventListener("click", clear);
-  $("draw-hole").src = server.hole;
-  clear();
-}
-
-// A drawing becomes a picture of the model's size, as soft as scanned digits are.
-function send(canvas, [height, width]) {
-  const small = element("canvas", { width, height }), pen = small.getContext("2d");
-  pen.imageSmoothingQuality = "high";
-  pen.filter = "blur(0.4px)";
-  pen.drawImage(canvas, 0, 0, width, height);
-  small.toBlob((blob) => ask(blob, "drawing", { isDrawing: true }), "image/png");
-}
-
 // ---- keeping the page -------------------------------------------------------------------------
 
 async function savePage() {
   const frame = await (await fetch("blank.html")).text();
-  const examples = data.examples.map(({ loading, isLoaded, isDrawing, note, ...item }) => item);
+  const examples = data.examples.map(({ loading, isLoaded, isSketch, ...item }) => item);
   const plain = (key, value) => (key === "rgba" || key === "crop" ? undefined : value);
   const content = { ...data, examples };
   delete content.server;
@@ -134,10 +94,14 @@ $("save-page").addEventListener("click", () => {
   $("share").open = false;
   if (data.examples.length) savePage();
 });
-$("degrade-label").hidden = !server.can_degrade;
-$("degrade").checked = server.can_degrade;
-$("drawing").hidden = !server.canvas;
-if (server.canvas) makeCanvas(server.canvas);
+$("degrade-label").hidden = !server.degradation;
+$("degrade").checked = Boolean(server.degradation);
+$("degradation").textContent = server.degradation;
+if (server.paper) {
+  await makePaper(server.paper, (blob, title, hole) => ask(blob, title, { isSketch: true, hole }));
+  onRender(renderPaper);
+  if (data.examples.length) renderPaper();
+}
 listenToFiles();
 if (!data.examples.length) $("own").show();
 document.body.classList.add("ready");

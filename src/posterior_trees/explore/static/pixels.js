@@ -85,9 +85,14 @@ export function paint(canvas, values, size, colorOf, alphaOf = () => 1) {
 
 // ---- crops ----------------------------------------------------------------------------------
 
+const SMALL = 64; // pixels: such images are cut to half of their side at most
+const LOST = 0.06, MARGIN = 1.15, LARGEST = 0.9;
+
 // The smallest box of the image's shape around where values are large: rows and columns are cut
-// from the edges as long as at most `lost` of the sum goes. Null: the whole image.
-export function cropOf(values, [height, width], lost = 0.06, smallest = 0.3, largest = 0.85) {
+// from the edges as long as at most LOST of the sum goes, and a margin is added. Null: the whole
+// image.
+export function cropOf(values, [height, width]) {
+  const smallest = Math.max(height, width) <= SMALL ? 0.5 : 0.3;
   const rows = new Float64Array(height), columns = new Float64Array(width);
   let total = 0;
   values.forEach((value, i) => {
@@ -96,9 +101,10 @@ export function cropOf(values, [height, width], lost = 0.06, smallest = 0.3, lar
     total += value;
   });
   if (!total) return null;
-  const [top, bottom] = trim(rows, total * lost / 2), [left, right] = trim(columns, total * lost / 2);
-  const zoom = Math.max((bottom - top) / height, (right - left) / width, smallest);
-  return zoom > largest ? null
+  const [top, bottom] = trim(rows, total * LOST / 2), [left, right] = trim(columns, total * LOST / 2);
+  const extent = Math.max((bottom - top) / height, (right - left) / width);
+  const zoom = Math.max(MARGIN * extent, smallest);
+  return zoom > LARGEST ? null
     : boxAround((left + right) / 2, (top + bottom) / 2, zoom, [height, width]);
 }
 

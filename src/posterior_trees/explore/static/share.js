@@ -159,12 +159,17 @@ export async function copy(text, words) {
 }
 
 let quiet = null;
+export function hush() {
+  clearTimeout(quiet);
+  $("message").hidden = true;
+}
+
 export function say(words, isProblem = false) {
   $("message").textContent = words;
   $("message").classList.toggle("problem", isProblem);
   $("message").hidden = false;
   clearTimeout(quiet);
-  quiet = setTimeout(() => { $("message").hidden = true; }, isProblem ? 9000 : 2500);
+  quiet = setTimeout(hush, isProblem ? 9000 : 2500);
 }
 
 const KEEPERS = {
@@ -176,7 +181,14 @@ const KEEPERS = {
   "copy-citation": () => copy(CITATION, "Citation copied"),
 };
 
+// A message is about the last thing the reader did: the next one ends it.
 export function listenToShare() {
+  for (const type of ["pointerdown", "keydown"]) {
+    document.addEventListener(type, (event) => {
+      const isCopying = event.ctrlKey || event.metaKey || $("message").contains(event.target);
+      if (!isCopying) hush();
+    }, { capture: true });
+  }
   for (const [id, keep] of Object.entries(KEEPERS)) {
     $(id).addEventListener("click", async () => {
       $("share").open = false;

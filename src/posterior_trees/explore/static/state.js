@@ -27,6 +27,7 @@ export const state = {
   boxes: [], // questions: { x, y, w, h } in pixels of the image
   counts: [0, 0], // how many answers each box is asked for; 0: as many as there are
   labels: [[], []], // the reader's names for the answers
+  measure: 0, // which measure is shown where there is room for one
   asked: [], // what answers.js found, one entry per side
 };
 
@@ -137,9 +138,13 @@ export function update(change) {
 function writeAddress() {
   const parts = [`#${state.example + 1}/${name(state.path)}`];
   if (state.side) parts.push(`side=${state.side + 1}`);
+  state.elsewhere.forEach((path, side) => {
+    if (side !== state.side && path.length) parts.push(`at=${side + 1}/${name(path)}`);
+  });
   if (state.mode !== "image") parts.push(`mode=${state.mode}`);
   if (state.truth) parts.push("truth");
   if (!state.crop) parts.push("whole");
+  if (state.measure) parts.push(`measure=${state.measure + 1}`);
   state.boxes.forEach(({ x, y, w, h }, i) => {
     const labels = (state.labels[i] ?? []).map((label) => encodeURIComponent(label ?? ""));
     parts.push(`box=${[x, y, w, h, state.counts[i], ...labels].join(",")}`);
@@ -158,15 +163,24 @@ export function readAddress() {
   if (!data.examples.length) return;
   const side = Number(values("side")[0] ?? 1) - 1;
   state.side = treesOf()[side] ? side : 0;
-  const children = (path ?? "").split(".").filter(Boolean).map((number) => Number(number) - 1);
-  const isPath = children.length <= branchingOf().length &&
-    children.every((child, level) => child >= 0 && child < branchingOf()[level]);
-  state.path = isPath && nodeAt(children) ? children : [];
+  state.path = readPath(path ?? "", treeOn());
+  state.elsewhere = [];
+  for (const [number, other] of values("at").map((text) => text.split("/"))) {
+    if (treesOf()[number - 1]) state.elsewhere[number - 1] = readPath(other ?? "", treeOn(number - 1));
+  }
   state.mode = MODES.includes(values("mode")[0]) ? values("mode")[0] : "image";
   state.truth = parts.includes("truth") && Boolean(example().truth);
   state.crop = !parts.includes("whole");
+  state.measure = Math.max(0, Math.round(Number(values("measure")[0])) - 1 || 0);
   state.boxes = [];
   values("box").slice(0, 2).forEach(readBox);
+}
+
+function readPath(text, tree) {
+  const path = text.split(".").filter(Boolean).map((number) => Number(number) - 1);
+  const isPath = path.length <= branchingOf(tree).length && path.every((child, level) =>
+    Number.isInteger(child) && child >= 0 && child < branchingOf(tree)[level]);
+  return isPath && nodeAt(path, tree) ? path : [];
 }
 
 function readBox(text) {

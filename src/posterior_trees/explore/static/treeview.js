@@ -63,7 +63,7 @@ function layout(width, height, side) {
     const h = heights[level];
     for (const box of boxes) {
       const middle = (width - slots * slot) / 2 + (box.first + box.span / 2) * slot;
-      Object.assign(box, { middle, top, w: h * aspect, h });
+      Object.assign(box, { middle, top, w: h * aspect, h, room: box.span * slot });
     }
     top += h + fork + LABEL;
   });
@@ -90,7 +90,7 @@ function branchesOf(boxes, tree) {
 
 // ---- thumbnails: the part of the image where siblings differ -------------------------------
 
-function cropFor(path, tree) {
+export function cropFor(path, tree) {
   if (!state.crop || !example().isLoaded || !path.length) return null;
   const size = sizeOf();
   if (state.boxes.length) {
@@ -101,7 +101,6 @@ function cropFor(path, tree) {
     const zoom = 1.3 * Math.max((right - left) / size[1], (bottom - top) / size[0], 0.1);
     return zoom > 0.9 ? null : boxAround((left + right) / 2, (top + bottom) / 2, zoom, size);
   }
-  if (Math.max(...size) <= 64) return null; // small images are seen whole
   const parent = nodeAt(parentOf(path), tree);
   if (parent.crop === undefined) {
     const variance = spreadOf(parentOf(path), tree).map((s) => s * s);
@@ -110,11 +109,23 @@ function cropFor(path, tree) {
   return parent.crop;
 }
 
-function placeCrop(image, crop) {
-  if (!crop) { image.style.transform = ""; return; }
+// Show the crop, and in it a frame around what the children show of the image, if that is inside.
+function placeCrop(made, crop, inner) {
+  const [height, width] = sizeOf(), layer = made.querySelector(".zoom");
+  const { x, y, w, h } = crop ?? { x: 0, y: 0, w: width, h: height };
+  layer.style.setProperty("--zoom", width / w);
+  layer.style.transform = crop ? `scale(${width / w}) translate(${-100 * x / width}%, ${-100 * y / height}%)` : "";
+  const isInside = inner && inner.w < 0.9 * w && inner.x >= x && inner.y >= y &&
+    inner.x + inner.w <= x + w && inner.y + inner.h <= y + h;
+  placeFrame(made.querySelector(".frame"), isInside ? inner : null);
+}
+
+export function placeFrame(frame, crop) {
+  frame.hidden = !crop;
+  if (!crop) return;
   const [height, width] = sizeOf();
-  const zoom = width / crop.w;
-  image.style.transform = `scale(${zoom}) translate(${-100 * crop.x / width}%, ${-100 * crop.y / height}%)`;
+  Object.assign(frame.style, { left: `${100 * crop.x / width}%`, top: `${100 * crop.y / height}%`,
+    width: `${100 * crop.w / width}%`, height: `${100 * crop.h / height}%` });
 }
 
 // ---- one pane per side ----------------------------------------------------------------------
@@ -150,9 +161,11 @@ function nodeElement(view, path) {
     made.setAttribute("aria-posinset", (path.at(-1) ?? 0) + 1);
     made.setAttribute("aria-setsize", path.length ? branchingOf(tree)[path.length - 1] : 1);
     if (node) {
-      const image = element("img", { src: node.image, alt: "", draggable: false });
+      const zoom = element("span", { className: "zoom" },
+        element("img", { src: node.image, alt: "", draggable: false }),
+        element("span", { className: "frame", hidden: true }));
       made.append(element("span", { className: "p" }),
-        element("span", { className: "thumb" }, image), element("span", { className: "mix" }));
+        element("span", { className: "thumb" }, zoom), element("span", { className: "mix" }));
     } else { made.classList.add("absent"); made.setAttribute("aria-disabled", "true"); }
     view.drawn.set(id, made);
   }
@@ -160,13 +173,14 @@ function nodeElement(view, path) {
 }
 
 function dressNode(view, made, box) {
-  const { side } = view, { path, isOpen, middle, top, w, h } = box;
+  const { side } = view, { path, isOpen, middle, top, w, h, room } = box;
   const tree = treeOn(side), node = nodeAt(path, tree), selected = pathOn(side);
   made.style.width = `${w}px`;
   made.style.height = `${h}px`;
   made.style.transform = `translate(${middle - w / 2}px, ${top}px)`;
   made.classList.toggle("on-path", isPrefix(path, selected));
   made.classList.toggle("tiny", h < 44);
+  made.classList.toggle("tight", room < 48);
   made.classList.toggle("of-truth", state.truth && path.length > 0 && isOfTruth(path, tree));
   const isClosed = Boolean(node) && !isOpen && childrenOf(path, tree).length > 0;
   made.classList.toggle("closed", isClosed);
@@ -175,9 +189,11 @@ function dressNode(view, made, box) {
   made.tabIndex = same(path, selected) && side === state.side ? 0 : -1;
   if (!node) { made.setAttribute("aria-label", describe(path, side)); return; }
   const asked = state.asked[side];
-  const number = asked && path.length && treesOf().length === 1 ? `${path.at(-1) + 1} · ` : "";
-  made.querySelector(".p").textContent = path.length ? number + percent(node.p) : "Mean";
-  placeCrop(made.querySelector("img"), cropFor(path, tree));
+  const key = asked && path.length // sorted by a box, children are not in the order of their numbers
+    ? [element("kbd", { className: "key", textContent: path.at(-1) + 1 })] : [];
+  made.querySelector(".p").replaceChildren(...key, path.length ? percent(node.p) : "Mean");
+  const crop = cropFor(path, tree), [child] = isOpen ? childrenOf(path, tree) : [];
+  placeCrop(made, crop, child && cropFor(child, tree));
   const mix = asked ? mixOf(path, tree, asked) : [];
   made.querySelector(".mix").replaceChildren(...mix.map((share, answer) => {
     const part = element("i", { className: `answer-${answer % 6}` });

@@ -4,6 +4,7 @@
 import {
   differenceOf, heatColor, isDark, paint, signedColor, spreadOf,
 } from "./pixels.js";
+import { cropFor, placeFrame } from "./treeview.js";
 import {
   $, childrenOf, clipBox, describe, element, example, name, nodeAt, parentOf, percent,
   same, sizeOf, state, treeOn, update,
@@ -37,6 +38,7 @@ export function renderViewer() {
   $("blend").classList.toggle("hidden", !state.path.length || state.mode !== "image");
   $("blend").querySelector("input").value = state.blend;
   renderMode(path, tree, node, parent);
+  placeFrame($("crop-frame"), state.boxes.length ? null : cropFor(path, tree));
   renderBoxes();
 }
 
@@ -63,12 +65,14 @@ function renderMode(path, tree, node, parent) {
 }
 
 export function renderSides() {
-  const { input, truth } = example(), tree = treeOn(), { truth_path } = tree;
+  const { input, truth, note } = example(), tree = treeOn(), { truth_path } = tree;
   document.body.classList.toggle("without-truth", !truth);
   document.body.classList.toggle("without-input", !input);
   document.body.classList.toggle("pixels", Math.max(...sizeOf()) <= 64);
   document.body.style.setProperty("--ratio", sizeOf()[1] / sizeOf()[0]);
   if (input) $("input").src = input;
+  $("note").hidden = !note;
+  if ($("note").textContent !== (note ?? "")) $("note").textContent = note ?? "";
   $("truth").setAttribute("aria-pressed", state.truth);
   $("truth").setAttribute("aria-label", state.truth ? "Hide the truth" : "Reveal the truth");
   $("truth").replaceChildren(
