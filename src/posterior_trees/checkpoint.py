@@ -67,7 +67,9 @@ def export_model(
 ) -> None:
     """Write a model for others to use: weights in `dtype`, and its test scores in its card."""
     predictor = load(model, device="cpu")
-    about = predictor.about | ({"test": scores} if scores else {})
+    about = dict(predictor.about)
+    if scores:  # a card names the model, not the folder it lay in when it was scored
+        about["test"] = scores | {"model": Path(scores["model"]).name}
     save_model(file, predictor, load_recipe(model), about, dtype)
 
 
