@@ -17,6 +17,8 @@ from posterior_trees.tree import Tree, grow, layout, level_sizes
 if TYPE_CHECKING:
     import numpy as np
 
+    from posterior_trees.fast import FastPredictor
+
 
 class TreePredictor(nn.Module):
     """A network and a measurement that together turn `y` into a `Tree`.
@@ -89,6 +91,20 @@ class TreePredictor(nn.Module):
     ) -> Tensor:
         """The model's own degradation of clean images."""
         return self.measurement(x, generator)
+
+    def compile(  # ty: ignore[incompatible-method-override]
+        self, dtype: torch.dtype | None = None
+    ) -> "FastPredictor":
+        """The same predictor, for prediction only and as fast as its device can; see `fast.py`.
+
+        `dtype` is that of the network: bfloat16 on CUDA unless you say otherwise. The first call
+        with each shape of `y` takes up to a minute, to compile.
+        """
+        from posterior_trees.fast import FastPredictor
+
+        uses_cuda = self.device.type == "cuda"
+        dtype = dtype or (torch.bfloat16 if uses_cuda else torch.float32)
+        return FastPredictor(self, dtype, is_recorded=uses_cuda)
 
     @torch.inference_mode()
     def predict(self, picture: "str | PathLike[str] | np.ndarray | Tensor") -> Tree:

@@ -117,11 +117,17 @@ class UpConv(LeafConv):
         self, features: Float[Tensor, "b c1 h w"], skip: Float[Tensor, "b c2 h2 w2"]
     ) -> Float[Tensor, "b c3 h2 w2"]:
         """The same, as the sum of two dense convolutions."""
-        split = features.shape[1] // self.groups
-        ours = block_diagonal(self.weight[:, :split], self.groups)
-        theirs = block_diagonal(self.weight[:, split:], self.groups)
-        enlarged = F.conv_transpose2d(features, enlarging(ours), stride=2, padding=1)
-        return enlarged + F.conv2d(skip, theirs, padding=self.padding)
+        of_features, of_skip = self.parted()
+        enlarged = F.conv_transpose2d(features, enlarging(of_features), stride=2, padding=1)
+        return enlarged + F.conv2d(skip, of_skip, padding=self.padding)
+
+    def parted(self) -> tuple[Float[Tensor, "c3 c1 3 3"], Float[Tensor, "c3 c2 3 3"]]:
+        """The dense weights of the features and of the skip maps."""
+        skip = self.out_channels // self.groups  # a leaf's part of the skip maps is as wide
+        split = self.weight.shape[1] - skip
+        parts = self.weight[:, :split], self.weight[:, split:]
+        first, second = (block_diagonal(part, self.groups) for part in parts)
+        return first, second
 
 
 class Block(nn.Sequential):

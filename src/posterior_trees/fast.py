@@ -1,0 +1,77 @@
+"""Trees as fast as the machine can: `predictor.compile()`.
+
+On CUDA, one call takes `y` to all levels of the tree: the network with its weights written out
+(`networks/fold.py`) in bfloat16 and channels-last, fused with the projection and the growing of the
+tree by `torch.compile`, and recorded as one CUDA graph for each shape of `y`. The leaves are
+rounded to bfloat16; what the measurement knows, the growing and the probabilities stay in float32,
+so every node still agrees with the measurement to float precision.
+
+Elsewhere the network is fused by `torch.compile` and stays in float32.
+"""
+
+import copy
+from collections import OrderedDict
+from collections.abc import Callable
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from posterior_trees.capture import Capture
+from posterior_trees.networks.fold import fold
+from posterior_trees.predictor import TreePredictor
+from posterior_trees.tree import Tree
+
+RECORDINGS = 4
+"""Shapes of `y` whose graphs are kept: each holds the memory of its activations."""
+
+
+class FastPredictor(TreePredictor):
+    """A predictor for prediction only, made of another; the first call of each shape compiles."""
+
+    def __init__(self, plain: TreePredictor, dtype: torch.dtype, *, is_recorded: bool) -> None:
+        super().__init__(
+            as_fast(plain.network, dtype),
+            plain.measurement,
+            branching=plain.branching,
+            channels=plain.channels,
+            multiple=plain.multiple,
+            padding=plain.padding,
+            name=plain.name,
+            about=plain.about,
+        )
+        self.eval()
+        self.is_recorded = is_recorded
+        self._levels: Callable = torch.compile(self._levels, dynamic=False)
+        self._recordings: OrderedDict[tuple[int, ...], Capture] = OrderedDict()
+
+    @torch.inference_mode()
+    def forward(self, y: Float[Tensor, "b *shape"]) -> Tree:
+        if self.is_recorded:  # the next call overwrites what a recording returns
+            levels = [level.clone() for level in self._recording(y.shape)(y)]
+        else:
+            levels = self._levels(y)
+        nodes = self.depth + 1
+        return Tree(levels[:nodes], levels[nodes:], self.branching)
+
+    def _levels(self, y: Tensor) -> tuple[Tensor, ...]:
+        tree = super().forward(y)
+        return (*tree.images, *tree.log_probs)
+
+    def _recording(self, shape: tuple[int, ...]) -> Capture:
+        if shape not in self._recordings and len(self._recordings) == RECORDINGS:
+            self._recordings.popitem(last=False)
+        recording = self._recordings.setdefault(shape, Capture(self._levels))
+        self._recordings.move_to_end(shape)
+        return recording
+
+
+def as_fast(network: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """The network in the form and the precision that runs fastest; its head keeps float32."""
+    if next(network.parameters()).device.type != "cuda":
+        return copy.deepcopy(network).to(dtype).eval().requires_grad_(False)
+    fast = fold(network).to(dtype)
+    for name, part in fast.named_children():
+        if name == "head":
+            part.to(torch.float32)
+    return fast.to(memory_format=torch.channels_last)  # ty: ignore[no-matching-overload]

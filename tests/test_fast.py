@@ -1,0 +1,101 @@
+"""The fast predictor is the plain one: same trees, the plain one untouched, no tree overwritten."""
+
+import pytest
+import torch
+from torch import nn
+
+from posterior_trees import UNet, load
+from posterior_trees.fast import RECORDINGS, FastPredictor
+from posterior_trees.measure import Inpaint
+from posterior_trees.networks.fold import FoldedUp, fold
+from posterior_trees.predictor import TreePredictor, wrap
+
+
+def make_predictor(size: int = 32, **options) -> TreePredictor:
+    torch.manual_seed(0)
+    network = UNet(3, 3, 4, width=8, **options).eval()
+    nn.init.normal_(network.head.layers[-1].weight)
+    hole = torch.zeros(size, size, dtype=torch.bool)
+    hole[4:20, 8:24] = True
+    return TreePredictor(network, Inpaint(hole), branching=2, depth=2, channels=3, multiple=16)
+
+
+@pytest.fixture
+def uncompiled():
+    """The compiler's own tests are not ours: functions run as they are written."""
+    torch.compiler.set_stance("force_eager")
+    yield
+    torch.compiler.set_stance("default")
+
+
+@pytest.mark.parametrize("is_disjoint", [True, False])
+def test_written_out_weights_predict_the_same(is_disjoint):
+    network = make_predictor(is_disjoint=is_disjoint).network.double()
+    y = torch.rand(2, 3, 32, 48, dtype=torch.float64)
+    folded = fold(network)
+    for got, expected in zip(folded(y), network(y), strict=True):
+        torch.testing.assert_close(got, expected)
+    convolutions = [part for part in folded.modules() if isinstance(part, nn.Conv2d)]
+    assert {part.groups for part in convolutions} == {1}
+    assert sum(isinstance(part, FoldedUp) for part in folded.modules()) == 4
+
+
+def test_folding_copies():
+    network = make_predictor().network
+    before = {name: value.clone() for name, value in network.state_dict().items()}
+    for weight in fold(network).parameters():
+        assert not weight.requires_grad
+        weight.zero_()
+    assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
+    assert all(weight.requires_grad for weight in network.parameters())
+
+
+def test_a_compiled_predictor_grows_the_same_trees(uncompiled):
+    plain = make_predictor()
+    fast = plain.compile()
+    y = plain.measure(torch.rand(3, 3, 32, 32))
+    got, expected = fast(y), plain(y)
+    assert isinstance(fast, FastPredictor)
+    assert got.branching == expected.branching
+    for a, b in zip(got.images + got.log_probs, expected.images + expected.log_probs, strict=True):
+        torch.testing.assert_close(a, b)
+    assert not got.root.requires_grad
+
+
+def test_the_shipped_model_compiles_with_its_name_and_card(uncompiled):
+    plain = load("digits", device="cpu")
+    fast = plain.compile()
+    assert (fast.name, fast.about) == (plain.name, plain.about)
+    picture = torch.rand(28, 28)
+    torch.testing.assert_close(fast.predict(picture).leaves, plain.predict(picture).leaves)
+
+
+def test_compiling_leaves_the_plain_predictor_trainable(uncompiled):
+    plain = make_predictor().train()
+    plain.compile()
+    assert plain.training
+    assert all(weight.requires_grad for weight in plain.network.parameters())
+
+
+def test_other_backbones_compile_too(uncompiled):
+    plain = wrap(nn.Conv2d(3, 8, 3, padding=1), features=8, channels=3, branching=2, depth=1).eval()
+    y = torch.rand(2, 3, 9, 11)
+    torch.testing.assert_close(plain.compile()(y).leaves, plain(y).leaves)
+
+
+@pytest.mark.gpu
+def test_on_cuda_trees_are_near_and_are_not_overwritten():
+    plain = load("digits", device="cuda")
+    fast = plain.compile()
+    for batch in range(1, RECORDINGS + 2):
+        y = plain.measure(torch.rand(batch, 1, 28, 28, device="cuda"))
+        trees = [fast(y) for _ in range(7)]  # plain calls, the recording, replays
+        kept = trees[-1].leaves.clone()
+        expected = plain(y)
+        for tree in trees:
+            error = (tree.leaves - expected.leaves).norm() / expected.leaves.norm()
+            assert error < 1e-2
+            assert (tree.probs[-1] - expected.probs[-1]).abs().max() < 1e-2
+        fast(torch.zeros_like(y))
+        assert torch.equal(trees[-1].leaves, kept)
+    assert len(fast._recordings) == RECORDINGS
