@@ -198,7 +198,7 @@ MISTAKES = {
     ),
     "figure of a strange kind": (
         ["figure", "model.safetensors", "--data", "data", "--out", "f.gif"],
-        "f.gif.*.png, .svg, .pdf",
+        "f.gif.*.png, .jpg, .svg, .pdf",
     ),
     "figure into no folder": (
         ["figure", "model.safetensors", "--data", "data", "--count", "1", "--out", "no/f.png"],

@@ -136,9 +136,10 @@ def test_a_grid_stacks_trees_of_several_images() -> None:
 
 def test_files_are_what_their_extension_says(tmp_path: Path) -> None:
     tree, y = make_tree((2, 2), shape=(3, 8, 8)), torch.rand(1, 3, 8, 8)
-    for suffix in ("png", "svg", "pdf"):
+    for suffix in ("png", "jpg", "svg", "pdf"):
         save_figure(tree, tmp_path / f"tree.{suffix}", y=y, title="Cost: $5 & <b>", dpi=50)
     assert Image.open(tmp_path / "tree.png").format == "PNG"
+    assert Image.open(tmp_path / "tree.jpg").format == "JPEG"
     assert "<svg" in (tmp_path / "tree.svg").read_text()
     assert (tmp_path / "tree.pdf").read_bytes().startswith(b"%PDF")
 
@@ -186,7 +187,7 @@ def test_nan_probabilities_name_their_node() -> None:
 
 
 def test_an_unknown_format_or_folder_is_explained(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"ends in \.png, \.svg, \.pdf"):
+    with pytest.raises(ValueError, match=r"ends in \.png, \.jpg, \.svg, \.pdf"):
         save_figure(make_tree(), tmp_path / "tree.bmp")
     with pytest.raises(OSError, match=r"cannot write the figure .* in a folder that exists"):
         save_figure(make_tree(), tmp_path / "nowhere" / "tree.png")

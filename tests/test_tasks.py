@@ -356,7 +356,7 @@ def test_a_study_trains_judges_draws_and_exports(data, tmp_path, capsys, monkeyp
         )
         weights, _ = store.read(tmp_path / "out" / f"{name}.safetensors")
         assert {weight.dtype for weight in weights.values()} == {torch.bfloat16}
-        for ending in ("png", "jsonl"):
+        for ending in ("jpg", "jsonl"):
             assert (tmp_path / "out" / f"{name}.{ending}").stat().st_size > 100
 
 

@@ -41,6 +41,7 @@ def save_examples(
     indices: Sequence[int] | None = None,
     count: int = 3,
     seed: int = 0,
+    dpi: int = 200,
 ) -> None:
     """Draw the trees of some images, evenly spaced unless `indices` says which."""
     from posterior_trees.figure import save_figure
@@ -49,4 +50,4 @@ def save_examples(
     was_training = predictor.training
     tree, y, x = predict_examples(predictor.eval(), images, chosen, seed)
     predictor.train(was_training)
-    save_figure(tree, file, y=y, x=x)
+    save_figure(tree, file, y=y, x=x, dpi=dpi)

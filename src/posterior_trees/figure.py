@@ -27,7 +27,7 @@ from torch import Tensor
 
 from posterior_trees.tree import Tree, level_sizes
 
-FORMATS = (".png", ".svg", ".pdf")
+FORMATS = (".png", ".jpg", ".svg", ".pdf")
 MARGIN, LABEL, FORK, HEADING = 0.12, 0.19, 0.26, 0.3
 INK, FAINT, HIGHLIGHT = "#333333", "#aaaaaa", "#d55e00"
 SMALL_IMAGE = 64  # pixels; below this they are shown as squares, not smoothed
@@ -94,7 +94,7 @@ def save_figure(
     title: str | None = None,
     dpi: int = 200,
 ) -> None:
-    """Write the figure of one or several trees; the extension chooses PNG, SVG or PDF."""
+    """Write the figure of one or several trees; the extension chooses PNG, JPEG, SVG or PDF."""
     file = Path(file)
     if file.suffix.lower() not in FORMATS:
         raise ValueError(f"cannot write {file}: a figure's name ends in {', '.join(FORMATS)}")

@@ -4,7 +4,7 @@ RUNS/<name>/                  the run of each recipe; the same command continues
 OUT/<name>.json               what `ptrees evaluate --json` writes, of the exported weights
 OUT/<name>.safetensors        the weights in bfloat16
 OUT/<name>_scores.safetensors every value per test image, for paired comparisons
-OUT/<name>.png                trees of six evenly spaced test images
+OUT/<name>.jpg                trees of six evenly spaced test images
 OUT/<name>.jsonl              the log of the training
 OUT/study.json                a row per recipe: how it ended, and what it gains over its root and
                               over the plain network, as paired 95 % bootstrap intervals
@@ -133,7 +133,8 @@ def judge(recipe: Recipe, run: Path, out: Path, data: str | PathLike[str] | None
     table |= {"seconds_per_image": seconds_per_image(predictor, images), "nfe": 1}
     store.write_bytes(out / f"{run.name}.json", (json.dumps(table, indent=1) + "\n").encode())
     store.write(out / f"{run.name}_scores.safetensors", scores, {"names": images.names})
-    save_examples(out / f"{run.name}.png", predictor, images, count=SHOWN, seed=recipe.seed)
+    figure = out / f"{run.name}.jpg"
+    save_examples(figure, predictor, images, count=SHOWN, seed=recipe.seed, dpi=140)
     last = read_log(run / "log.jsonl")[-1]
     is_done = last["epoch"] == recipe.training.epochs
     row = {"state": "done" if is_done else "stopped", "epochs": last["epoch"]}
