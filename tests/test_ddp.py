@@ -15,6 +15,7 @@ from torch import Tensor
 
 from posterior_trees import store
 from posterior_trees.build import build_predictor
+from posterior_trees.feed import Feed
 from posterior_trees.run import Run, RunError, read_log
 from posterior_trees.train import Trainer, fit
 
@@ -119,17 +120,15 @@ def test_a_batch_that_cannot_be_shared_is_refused(tmp_path, recipe, blobs):
 
 
 @pytest.mark.parametrize("processes", [2, 4])
-def test_randomness_does_not_depend_on_the_number_of_processes(tmp_path, recipe, blobs, processes):
+def test_randomness_does_not_depend_on_the_number_of_processes(recipe, blobs, processes):
     """Each image gets the window, flip and noise of its place in the whole batch."""
     chosen = recipe(*CHANGES[1:3], "data.patch=6", 'data.augment=["affine", "symmetries"]')
-    trainer = object.__new__(Trainer)
-    trainer.recipe, trainer.train = chosen, blobs(16)
-    trainer.predictor = build_predictor(chosen)
+    predictor, images = build_predictor(chosen), blobs(16)
     indices = torch.tensor([3, 1, 4, 15, 9, 2, 6, 5])
 
     def measured(rank: int, of: int) -> tuple[Tensor, Tensor]:
-        trainer.fabric = fabric_of(rank, of)
-        return trainer._measured(indices[rank::of], step=11)
+        feed = Feed(chosen, predictor, images, rank=rank, processes=of)
+        return feed.measured(feed.share(indices), step=11)
 
     whole = measured(0, 1)
     for rank in range(processes):

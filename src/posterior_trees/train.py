@@ -1,7 +1,7 @@
 """Training: one loop for a laptop, several GPUs or several machines, resumable at any moment.
 
-Everything random in step `s` follows from `(seed, s)`, so a run that was killed and started again
-computes what it would have computed: on the CPU bit for bit.
+Everything random in step `s` follows from `(seed, s)`; see `feed.py`. So a run that was killed and
+started again computes what it would have computed: on the CPU bit for bit.
 """
 
 import math
@@ -15,14 +15,13 @@ import torch
 from lightning_fabric import Fabric
 from torch import Tensor, nn
 
-from posterior_trees.balance import LeafBalancer
 from posterior_trees.build import build_predictor
 from posterior_trees.capture import Capture
 from posterior_trees.checkpoint import provenance, save_model
 from posterior_trees.conscience import handicaps, note_taught, start_bias, strength_at
 from posterior_trees.data import ImageSet, grid_patches, load_split
-from posterior_trees.data.augment import augment
 from posterior_trees.evaluate import validate
+from posterior_trees.feed import Feed
 from posterior_trees.health import Health
 from posterior_trees.loss import Objective, epsilon_at, objective
 from posterior_trees.networks.head import Leaves
@@ -107,47 +106,32 @@ class Trainer:
         self.train, self.validation = train.to(fabric.device), validation
         if validation is not None:  # random windows train, a fixed grid of them validates
             self.validation = grid_patches(validation, recipe.data.patch)
-        draws = len(train) * recipe.data.repeat
-        self.batch_size = min(recipe.training.batch_size, draws)
-        if self.batch_size % fabric.world_size:
-            raise RunError(
-                f"a batch of {self.batch_size} cannot be shared equally by {fabric.world_size} "
-                "processes: choose training.batch_size as a multiple"
-            )
-        self.steps_per_epoch = draws // self.batch_size
+        self.feed = Feed(
+            recipe,
+            self.predictor,
+            self.train,
+            rank=fabric.global_rank,
+            processes=fabric.world_size,
+        )
+        self.steps_per_epoch, self.balancer = self.feed.steps_per_epoch, self.feed.balancer
         self.total_steps = recipe.training.epochs * self.steps_per_epoch
         self.schedule = Schedule(recipe.optimizer, self.total_steps)
         self.optimizer = make_optimizer(recipe, predictor.network, fabric.device)
         self.network, self.wrapped = self._set_up(predictor.network)
-        spec = recipe.balancer
-        self.balancer = LeafBalancer(
-            predictor.num_leaves,
-            len(train),
-            ridge=spec.ridge,
-            floor=spec.floor,
-            greedy=spec.is_greedy,
-            window=spec.is_windowed,
-            exact=spec.is_exact,
-            refresh_every=spec.refresh_every,
-            device=fabric.device,
-        )
         self.average = Average(self.network, recipe.training.ema * self.steps_per_epoch)
         self.health = Health(predictor.num_leaves, fabric.device)
         is_paper = recipe.loss.probability == "paper"
         self.beta, self.best = 0.0 if is_paper else recipe.loss.beta, math.inf
         self.step, self.seconds, self.saved_at = 0, 0.0, time.monotonic()
-        self.order: tuple[int, Tensor] | None = None
         self.bias = start_bias(predictor.branching, fabric.device)
         self.brightness: list[float] | None = None
 
     def advance(self, step: int) -> None:
         """One optimiser step, and at the end of an epoch its log line, saves and pictures."""
         start = time.monotonic()
-        epoch = step / self.steps_per_epoch
-        self.balancer.active = self.recipe.balancer.is_on and epoch >= self.recipe.balancer.start
-        indices = self._draw(step)
-        mine = indices[self.fabric.global_rank :: self.fabric.world_size]
-        x, y = self._measured(mine, step)
+        indices = self.feed.draw(step)
+        mine = self.feed.share(indices)
+        x, y = self.feed.measured(mine, step)
         weights = self.balancer.weights(mine)
         loss = self._learn(x, y, weights, *self._set_rates(step), *self._conscience(step))
         winners = self._gathered(loss.leaf)
@@ -166,30 +150,6 @@ class Trainer:
         if is_due or self.step == self.total_steps:
             self.save()
 
-    def _draw(self, step: int) -> Tensor:
-        """The indices of a step: a shuffled epoch, or what the balancer asks for."""
-        if self.balancer.active:
-            return next(self.balancer.batches(self.batch_size, self._generator(step, 1)))
-        epoch, place = divmod(step, self.steps_per_epoch)
-        if self.order is None or self.order[0] != epoch:
-            draws = len(self.train) * self.recipe.data.repeat
-            order = torch.randperm(draws, generator=self._generator(epoch, 2)) % len(self.train)
-            self.order = epoch, order.to(self.fabric.device)
-        return self.order[1][place * self.batch_size : (place + 1) * self.batch_size]
-
-    def _measured(self, mine: Tensor, step: int) -> tuple[Tensor, Tensor]:
-        """Clean images and measurements of this process. It draws the random numbers of the whole
-        batch, and gives each image those of its place there, however many processes there are."""
-        generator, spec = self._generator(step, 3), self.recipe.data
-        rank, processes = self.fabric.global_rank, self.fabric.world_size
-        x, y = self.train.batch(mine)
-        x = x.repeat_interleave(processes, dim=0)
-        y = None if y is None else y.repeat_interleave(processes, dim=0)
-        if spec.augment or spec.patch:
-            x, y = augment(x, y, spec.augment, spec.patch, generator)
-        y = self.predictor.measure(x, generator) if y is None else y
-        return x[rank::processes], y[rank::processes]
-
     def _set_rates(self, step: int) -> tuple[Tensor, Tensor]:
         """Set the learning rates of a step; returns ε and the share of the new weights in the
         running average, as tensors so that a recorded step sees them change."""
@@ -200,7 +160,7 @@ class Trainer:
             else:
                 group["lr"] = rate
         if self.recipe.network.dropout or self.recipe.network.head_dropout:
-            torch.manual_seed(self._generator(step, 4 + self.fabric.global_rank).initial_seed())
+            torch.manual_seed(self.feed.generator(step, 4 + self.fabric.global_rank).initial_seed())
         numbers = self._epsilon(step / self.steps_per_epoch), self.average.share(step)
         epsilon, share = (torch.full((), n, device=self.fabric.device) for n in numbers)
         return epsilon, share
@@ -357,10 +317,6 @@ class Trainer:
         everyone = winners.new_zeros(len(winners) * processes)
         everyone[rank::processes] = winners
         return self._shared_sum(everyone)
-
-    def _generator(self, step: int, purpose: int) -> torch.Generator:
-        number = (self.recipe.seed * 1_000_003 + purpose) * 1_000_003 + step
-        return torch.Generator().manual_seed(number % 2**63)
 
 
 def _precision(recipe: Recipe, accelerator: str) -> Any:

@@ -1,0 +1,83 @@
+"""What each step of a training sees: which images, and what is measured of them.
+
+Everything random in step `s` follows from `(seed, s)`, however many processes share the batch.
+"""
+
+import torch
+from torch import Tensor
+
+from posterior_trees.balance import LeafBalancer
+from posterior_trees.data import ImageSet
+from posterior_trees.data.augment import augment
+from posterior_trees.predictor import TreePredictor
+from posterior_trees.recipe import Recipe
+from posterior_trees.run import RunError
+
+
+class Feed:
+    """The batches of a run: shuffled epochs, or what the balancer asks for once it is at work."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        predictor: TreePredictor,
+        images: ImageSet,
+        *,
+        rank: int = 0,
+        processes: int = 1,
+    ) -> None:
+        self.recipe, self.predictor, self.images = recipe, predictor, images
+        self.rank, self.processes = rank, processes
+        self.draws = len(images) * recipe.data.repeat
+        self.batch_size = min(recipe.training.batch_size, self.draws)
+        if self.batch_size % processes:
+            raise RunError(
+                f"a batch of {self.batch_size} cannot be shared equally by {processes} "
+                "processes: choose training.batch_size as a multiple"
+            )
+        self.steps_per_epoch = self.draws // self.batch_size
+        spec = recipe.balancer
+        self.balancer = LeafBalancer(
+            predictor.num_leaves,
+            len(images),
+            ridge=spec.ridge,
+            floor=spec.floor,
+            greedy=spec.is_greedy,
+            window=spec.is_windowed,
+            exact=spec.is_exact,
+            refresh_every=spec.refresh_every,
+            device=predictor.device,
+        )
+        self.order: tuple[int, Tensor] | None = None
+
+    def draw(self, step: int) -> Tensor:
+        """The indices of the whole batch of a step."""
+        spec = self.recipe.balancer
+        self.balancer.active = spec.is_on and step / self.steps_per_epoch >= spec.start
+        if self.balancer.active:
+            return next(self.balancer.batches(self.batch_size, self.generator(step, 1)))
+        epoch, place = divmod(step, self.steps_per_epoch)
+        if self.order is None or self.order[0] != epoch:
+            order = torch.randperm(self.draws, generator=self.generator(epoch, 2))
+            self.order = epoch, (order % len(self.images)).to(self.predictor.device)
+        return self.order[1][place * self.batch_size : (place + 1) * self.batch_size]
+
+    def share(self, indices: Tensor) -> Tensor:
+        """This process's part of a batch."""
+        return indices[self.rank :: self.processes]
+
+    def measured(self, mine: Tensor, step: int) -> tuple[Tensor, Tensor]:
+        """Clean images and measurements of this process. It draws the random numbers of the whole
+        batch, and gives each image those of its place there, however many processes there are."""
+        generator, spec = self.generator(step, 3), self.recipe.data
+        x, y = self.images.batch(mine)
+        x = x.repeat_interleave(self.processes, dim=0)
+        y = None if y is None else y.repeat_interleave(self.processes, dim=0)
+        if spec.augment or spec.patch:
+            x, y = augment(x, y, spec.augment, spec.patch, generator)
+        y = self.predictor.measure(x, generator) if y is None else y
+        return self.share(x), self.share(y)
+
+    def generator(self, step: int, purpose: int) -> torch.Generator:
+        number = (self.recipe.seed * 1_000_003 + purpose) * 1_000_003 + step
+        return torch.Generator().manual_seed(number % 2**63)
