@@ -6,11 +6,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
-from posterior_trees import checkpoint, load, store
+from posterior_trees import checkpoint, load, store, wrap
 from posterior_trees.build import build_predictor
 from posterior_trees.checkpoint import ModelError, find_model, load_recipe, save_model
+from posterior_trees.measure import Denoise
+from posterior_trees.predictor import TreePredictor
 from posterior_trees.recipe import write_recipe
+from posterior_trees.train import fit
 
 
 @pytest.fixture
@@ -146,3 +150,19 @@ def test_provenance_says_when_and_with_which_code():
     about = checkpoint.provenance()
     assert set(about) == {"version", "commit", "date", "device", "torch"}
     assert all(about.values())
+
+
+def test_weights_of_a_predictor_of_ones_own_come_back(tmp_path, recipe, blobs):
+    def mine() -> TreePredictor:
+        backbone = nn.Conv2d(1, 4, 3, padding=1)
+        options = {"branching": 2, "depth": 1, "measurement": Denoise(0.1)}
+        return wrap(backbone, features=4, channels=1, **options)
+
+    chosen = recipe("training.epochs=1", "tree.branching=2", "tree.depth=1")
+    trained = fit(chosen, tmp_path, images=(blobs(16), None), predictor=mine(), accelerator="cpu")
+    loaded = load(tmp_path, device="cpu", predictor=mine())
+    y = torch.rand(2, 1, 8, 8)
+    torch.testing.assert_close(loaded(y).leaves, trained(y).leaves)
+    assert loaded.about["epochs"] == 1
+    with pytest.raises(ModelError, match=r"predictor of your own\? Give it"):
+        load(tmp_path, device="cpu")

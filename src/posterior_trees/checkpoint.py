@@ -44,16 +44,22 @@ def load(
     name_or_path: str | PathLike[str],
     device: str | torch.device | None = None,
     dtype: torch.dtype | None = None,
+    *,
+    predictor: TreePredictor | None = None,
 ) -> TreePredictor:
     """A predictor ready for inference, from a shipped name, a run folder or a file.
 
     Weights are used in float32 unless `dtype` says otherwise; the device is the best there is
-    unless `device` says otherwise.
+    unless `device` says otherwise. A `predictor` of your own, as it was given to `fit`, receives
+    the weights; without one the recipe's network is built.
     """
     file = find_model(name_or_path)
     facts = _read_facts(file)
     weights, _ = store.read(file)
-    predictor = build_predictor(parse_recipe(facts["recipe"], origin=str(file)), facts["about"])
+    if predictor is None:
+        predictor = build_predictor(parse_recipe(facts["recipe"], origin=str(file)), facts["about"])
+    else:
+        predictor.about = facts["about"]
     load_weights(predictor.network, weights, origin=str(file))
     predictor.to(device=device or best_device(), dtype=dtype)
     return predictor.eval().requires_grad_(False)
@@ -125,7 +131,8 @@ def load_weights(network: torch.nn.Module, weights: dict, origin: str) -> None:
         first = names[0]
         raise ModelError(
             f"{origin} has another layout than its recipe: {len(names)} weights differ, first "
-            f"{first!r} is {given.get(first, 'missing')}, expected {have.get(first, 'none')}"
+            f"{first!r} is {given.get(first, 'missing')}, expected {have.get(first, 'none')}. "
+            "Trained with a predictor of your own? Give it: load(…, predictor=mine)"
         )
     network.load_state_dict(weights)
 
