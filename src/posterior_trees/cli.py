@@ -70,34 +70,14 @@ def make_parser() -> argparse.ArgumentParser:
     evaluate.add_argument("--json", type=Path, help="file for the numbers")
     evaluate.set_defaults(run=run_evaluate)
 
-    predict = commands.add_parser("predict", help="trees of your own pictures")
-    _add_model(predict)
-    predict.add_argument("images", nargs="+", type=Path, metavar="IMAGE")
-    predict.add_argument("--out", type=Path, required=True, help="folder to write")
-    predict.add_argument("--resize", action="store_true", help="cut and resize to the model's mask")
-    predict.add_argument("--invert", action="store_true", help="exchange black and white first")
-    predict.add_argument("--levels", type=float, nargs=2, metavar=("LO", "HI"),
-                         help="stored values that become black and white")  # fmt: skip
-    predict.add_argument("--gamma", type=float, default=1.0, help="then raise to this power [1]")
-    predict.add_argument("--count", action="store_true", help="count the nuclei in every leaf")
-    predict.add_argument("--threshold", type=float, help="nuclei are brighter, 0 to 1 [Otsu's]")
-    predict.set_defaults(run=run_predict)
-
     figure = commands.add_parser("figure", help="paper-style figure of trees of a split's images")
     _add_model(figure)
     _add_data(figure)
     figure.add_argument("--split", choices=SPLITS, default="test")
     figure.add_argument("--images", type=int, nargs="*", help="image numbers [evenly spaced]")
     figure.add_argument("--count", type=int, default=6, help="how many evenly spaced images [6]")
-    figure.add_argument("--out", type=Path, required=True, help=".png, .svg or .pdf file")
+    figure.add_argument("--out", type=Path, required=True, help=".png, .jpg, .svg or .pdf file")
     figure.set_defaults(run=run_figure)
-
-    export = commands.add_parser("export", help="a model as one small file for others to use")
-    _add_model(export)
-    export.add_argument("--out", type=Path, required=True, help="safetensors file to write")
-    export.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
-    export.add_argument("--scores", type=Path, help="JSON of `ptrees evaluate` to put in its card")
-    export.set_defaults(run=run_export)
 
     toy = commands.add_parser("toy", help="train and judge a tree on the paper's 2-D mixture")
     toy.add_argument("--out", type=Path, required=True, help="folder for figures and numbers")
@@ -112,11 +92,18 @@ def make_parser() -> argparse.ArgumentParser:
     data.set_defaults(run=run_data)
 
     from posterior_trees.cli_baselines import add_baseline, add_compare
+    from posterior_trees.cli_bench import add_bench
+    from posterior_trees.cli_use import add_export, add_predict
     from posterior_trees.explore.cli import add_explore
+    from posterior_trees.studies.cli import add_reproduce
 
+    add_predict(commands)
+    add_export(commands)
     add_explore(commands)
     add_baseline(commands)
     add_compare(commands)
+    add_bench(commands)
+    add_reproduce(commands)
     return parser
 
 
@@ -195,56 +182,6 @@ def run_evaluate(arguments: argparse.Namespace) -> None:
         write_bytes(arguments.json, (json.dumps(table, indent=1) + "\n").encode())
 
 
-def run_predict(arguments: argparse.Namespace) -> None:
-    from posterior_trees.checkpoint import load
-    from posterior_trees.predict import PictureError, predict_files
-    from posterior_trees.progress import track
-
-    def warn(message: str) -> None:
-        print(f"ptrees predict: {message}", file=sys.stderr)
-
-    predictor = load(arguments.model)
-    names = ("resize", "invert", "levels", "gamma")
-    try:
-        written = predict_files(
-            predictor,
-            arguments.images,
-            arguments.out,
-            **{name: getattr(arguments, name) for name in names},
-            also=nucleus_counter(arguments),
-            warn=warn,
-            watch=track("predicting"),
-        )
-    except PictureError as error:
-        print_paths(error.written)
-        raise
-    print_paths(written)
-    if arguments.count:
-        print_counts(written)
-
-
-def nucleus_counter(arguments: argparse.Namespace):
-    """What `predict --count` writes beside each tree; None without it."""
-    if not arguments.count:
-        if arguments.threshold is not None:
-            raise ValueError("--threshold is for counting: add --count")
-        return None
-    from posterior_trees.count import count_nuclei, write_count
-
-    return lambda tree, folder: write_count(count_nuclei(tree, arguments.threshold), tree, folder)
-
-
-def print_counts(written: list[Path]) -> None:
-    from rich.console import Console
-
-    from posterior_trees.count import count_table
-
-    for folder in written:
-        if (folder / "count.json").is_file():
-            facts = json.loads((folder / "count.json").read_text(encoding="utf-8"))
-            Console().print(count_table(facts, folder.name))
-
-
 def run_figure(arguments: argparse.Namespace) -> None:
     from posterior_trees.checkpoint import load, load_recipe
     from posterior_trees.data import load_evaluation
@@ -263,16 +200,6 @@ def run_figure(arguments: argparse.Namespace) -> None:
         seed=recipe.seed,
     )
     print(arguments.out)
-
-
-def run_export(arguments: argparse.Namespace) -> None:
-    import torch
-
-    from posterior_trees.checkpoint import export_model
-
-    scores = json.loads(arguments.scores.read_text("utf-8")) if arguments.scores else None
-    export_model(arguments.model, arguments.out, getattr(torch, arguments.dtype), scores)
-    print(f"{arguments.out} ({arguments.out.stat().st_size / 1e6:.1f} MB)")
 
 
 def run_toy(arguments: argparse.Namespace) -> None:

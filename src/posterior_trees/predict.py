@@ -30,6 +30,7 @@ from posterior_trees.figure import save_figure
 from posterior_trees.picture import describe_misfit, read_picture
 from posterior_trees.predictor import TreePredictor
 from posterior_trees.store import write_bytes
+from posterior_trees.tiles import OVERLAP, TILE, needs_tiles, predict_tiled
 from posterior_trees.tree import Tree
 
 SCHEMA = 1
@@ -56,6 +57,8 @@ def predict_files(
     invert: bool = False,
     levels: Sequence[float | int] | None = None,
     gamma: float | int = 1.0,
+    tile: int | None = None,
+    overlap: int = OVERLAP,
     also: Callable[[Tree, Path], object] | None = None,
     warn: Callable[[str], object] = warnings.warn,
     watch: Callable = iter,
@@ -66,18 +69,23 @@ def predict_files(
     A folder holds `tree.png`, `tree.safetensors`, `tree.json` and `node_<path>.png` of every node,
     and appears whole or not at all. Pictures that fail do not stop the others: the `PictureError`
     at the end names them all. `levels` and `gamma` are those of `read_picture`, and
-    `also(tree, folder)` may write more files into a folder.
+    `also(tree, folder)` may write more files into a folder. A picture larger than `tile` pixels
+    along a side, or than `tiles.WHOLE` pixels if none is given, is predicted in overlapping tiles
+    (`tiles.py`); `tile=0` never does that. `watch` wraps the loop over files, or over the tiles of
+    a single file.
     """
     is_new = not Path(out).exists()
     out = make_folder(out)
     shown, folders, problems = [], [], []
+    watch, watch_tiles = (iter, watch) if len(files) == 1 else (watch, iter)
+    tiling = Tiling(tile, overlap, watch_tiles)
     for file, folder in watch(list(zip(files, _choose_folders(files, out), strict=True))):
         try:
             pixels = read_picture(file, predictor, resize, levels, gamma)
             pixels = 1 - pixels if invert else pixels
             if misfit := describe_misfit(pixels, predictor, invert):
                 warn(f"{file}: {misfit}")
-            shown.append(_predict(predictor, pixels, folder, str(file), also))
+            shown.append(_predict(predictor, pixels, folder, str(file), also, tiling))
             folders.append(folder)
         except (ValueError, RuntimeError, OSError, MemoryError, SafetensorError) as error:
             text = str(error) or type(error).__name__
@@ -100,12 +108,30 @@ class Shown(NamedTuple):
     y: Tensor
 
 
+class Tiling(NamedTuple):
+    """How large pictures are cut; see `predict_files`."""
+
+    tile: int | None
+    overlap: int
+    watch: Callable
+
+
 def _predict(
-    predictor: TreePredictor, pixels: Tensor, folder: Path, file: str, also: Callable | None
+    predictor: TreePredictor,
+    pixels: Tensor,
+    folder: Path,
+    file: str,
+    also: Callable | None,
+    tiling: Tiling,
 ) -> Shown:
     """Predict one picture's tree and write its folder."""
-    tree = predictor.predict(pixels).to("cpu")
-    y = predictor.measurement.observe(pixels.to(predictor.device)).cpu()
+    if needs_tiles(predictor, pixels.shape[-2:], tiling.tile):
+        y = predictor.measurement.observe(pixels)
+        size = TILE if tiling.tile is None else tiling.tile
+        tree = predict_tiled(predictor, y, size, tiling.overlap, tiling.watch)
+    else:
+        tree = predictor.predict(pixels, tile=0).to("cpu")
+        y = predictor.measurement.observe(pixels.to(predictor.device)).cpu()
     small = Shown(folder.name, _map_images(tree, _shrink), _shrink(y))
     _write(folder, tree, small, {"picture": file, "model": predictor.name}, also)
     return small

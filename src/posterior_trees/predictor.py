@@ -107,15 +107,23 @@ class TreePredictor(nn.Module):
         return FastPredictor(self, dtype, is_recorded=uses_cuda)
 
     @torch.inference_mode()
-    def predict(self, picture: "str | PathLike[str] | np.ndarray | Tensor") -> Tree:
+    def predict(
+        self, picture: "str | PathLike[str] | np.ndarray | Tensor", *, tile: int | None = None
+    ) -> Tree:
         """The tree of a user's picture: a file, an array or a tensor; see `picture.as_picture`.
 
         Where the model's measurement can be made from any picture (a hole, a lost colour) it is
-        made here; else the picture is taken as the measurement itself.
+        made here; else the picture is taken as the measurement itself. A picture
+        larger than `tile` along a side is predicted in tiles of that size (`tiles.py`); without
+        one a huge picture is, with 0 none.
         """
         from posterior_trees.picture import as_picture
+        from posterior_trees.tiles import OVERLAP, TILE, needs_tiles, predict_tiled
 
         y = self.measurement.observe(as_picture(picture, self).to(self.device))
+        if needs_tiles(self, y.shape[-2:], tile):
+            side = tile or TILE
+            return predict_tiled(self, y, side, min(OVERLAP, side // 2))
         was_training = self.training
         self.eval()
         try:

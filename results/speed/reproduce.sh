@@ -1,0 +1,45 @@
+#!/bin/sh
+# All numbers of this folder: sh results/speed/reproduce.sh cpu   (one core, about 7 minutes)
+#                             sh results/speed/reproduce.sh cuda  (one GPU, about 8 minutes)
+# Each command prints its table and writes it with the conditions it was measured under.
+set -e
+cd "$(dirname "$0")/../.."
+here=results/speed
+ptrees() { "${PYTHON:-python}" -m posterior_trees "$@"; }
+
+case "$1" in
+cpu)
+  export OMP_NUM_THREADS=1
+  ptrees bench inference --device cpu --recipe recipes/digits_inpaint.toml --onnx --batch 1 \
+    --repeat 100 --json $here/cpu_inference_digit.json
+  ptrees bench inference --device cpu --recipe recipes/digits_inpaint.toml --onnx --compile \
+    --batch 1 16 --repeat 40 --json $here/cpu_inference_digits.json
+  ptrees bench inference --device cpu --size 256 --c-init 8 --onnx \
+    --batch 1 --repeat 7 --seconds 60 --json $here/cpu_inference_256.json
+  ptrees bench train --device cpu --json $here/cpu_train_digits.json
+  ptrees bench balancer --device cpu --json $here/cpu_balancer.json
+  ptrees bench kmeans --device cpu --json $here/cpu_kmeans.json
+  ptrees bench growth --device cpu --limit 6 --json $here/cpu_growth.json \
+    --plot $here/cpu_growth.png
+  ;;
+cuda)
+  ptrees bench inference --device cuda --size 256 --c-init 8 --compile \
+    --batch 1 8 32 128 --repeat 50 --json $here/cuda_inference_256.json
+  ptrees bench inference --device cuda --recipe recipes/digits_inpaint.toml --compile \
+    --batch 1 256 --repeat 50 --json $here/cuda_inference_digits.json
+  ptrees bench train --device cuda --recipe recipes/digits_inpaint.toml --batch 32 256 \
+    --set training.epochs=70 --json $here/cuda_train_digits.json
+  ptrees bench train --device cuda --recipe recipes/faces_eyes.toml --images 24000 \
+    --set network.c_init=8 --json $here/cuda_train_faces.json
+  ptrees bench balancer --device cuda --samples 24000 60000 --skip-missing \
+    --json $here/cuda_balancer.json
+  ptrees bench kmeans --device cuda --batch 1 64 --size 64 --channels 3 --skip-missing \
+    --json $here/cuda_kmeans.json
+  ptrees bench growth --device cuda --size 256 --c-init 8 --limit 3 \
+    --json $here/cuda_growth.json --plot $here/cuda_growth.png
+  ;;
+*)
+  echo "usage: sh results/speed/reproduce.sh cpu|cuda" >&2
+  exit 2
+  ;;
+esac

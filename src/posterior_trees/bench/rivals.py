@@ -1,0 +1,27 @@
+"""Packages that a benchmark compares with, and that nothing else here needs."""
+
+import importlib
+from types import ModuleType
+
+
+def find_rivals(names: tuple[str, ...], extra: str = "bench") -> list[ModuleType]:
+    """The packages, or an error that says which of our extras installs them."""
+    try:
+        return [importlib.import_module(name) for name in names]
+    except ImportError as error:
+        missing = (error.name or names[0]).partition(".")[0]
+        raise RuntimeError(
+            f"{missing} is not installed, so nothing can be compared with it: "
+            f'pip install "posterior-trees[{extra}]"'
+        ) from None
+
+
+def find_rivals_or_note(names: tuple[str, ...], *, is_skipped: bool, notes: list[str]) -> list:
+    """The packages; an empty list and a note if one is missing and that `is_skipped`."""
+    try:
+        return find_rivals(names)
+    except RuntimeError as error:
+        if not is_skipped:
+            raise RuntimeError(f"{error}; or leave it out with --skip-missing") from None
+        notes.append(str(error))
+        return []

@@ -1,0 +1,119 @@
+r"""What a network has to do for one image: operations, parameters, and bytes moved.
+
+Counted with tensors that have a shape and no content, at every operation that torch dispatches:
+nothing is computed, and any network can be counted. A convolution of
+$c_{in} \to c_{out}$ channels in $g$ groups with $k \times k$ weights on $h \times w$ pixels has
+
+$$ \text{multiply-adds} = h\,w\,k^2\, c_{out}\, c_{in} / g $$
+
+and two floating-point operations in each. Every operation reads its inputs and writes its output:
+their sum is what a plain, unfused run moves through memory. The output of every operation that a
+backward pass will want is about what training keeps.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.func import functional_call
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+
+class Work(NamedTuple):
+    """Of one image in float32: multiply-adds and bytes by kind of operation, and parameters."""
+
+    parameters: int
+    macs: dict[str, int]
+    moved: dict[str, int]
+    written: dict[str, int]
+
+    @property
+    def flops(self) -> int:
+        """Floating-point operations of convolutions and matrix products."""
+        return 2 * sum(self.macs.values())
+
+    @property
+    def bytes_moved(self) -> int:
+        """Bytes read and written if every operation is a pass of its own."""
+        return sum(self.moved.values())
+
+    @property
+    def bytes_written(self) -> int:
+        """Bytes of all intermediate results together."""
+        return sum(self.written.values())
+
+
+KINDS = {
+    "convolution": "convolution",
+    "addmm": "matrix product",
+    "mm": "matrix product",
+    "native_group_norm": "normalisation",
+    "native_layer_norm": "normalisation",
+    "leaky_relu": "activation",
+    "leaky_relu_": "activation",
+    "silu": "activation",
+    "mean": "pooling for the head",
+    "cat": "concatenation",
+    "upsample_nearest2d": "resampling",
+    "avg_pool2d": "resampling",
+}
+
+
+def count_work(network: nn.Module, shape: Sequence[int]) -> Work:
+    """Count one image of `shape` (c, h, w) through a network of plain torch operations."""
+    was_training, mode = network.training, FakeTensorMode()
+    state = {**dict(network.named_parameters()), **dict(network.named_buffers())}
+    hollow: dict[str, Tensor] = {
+        name: mode.from_tensor(tensor.detach().cpu()) for name, tensor in state.items()
+    }
+    try:
+        with torch.no_grad(), mode, _Counter() as counter:
+            functional_call(network.eval(), hollow, (torch.empty(1, *shape),))
+    finally:
+        network.train(was_training)
+    parameters = sum(weight.numel() for weight in network.parameters())
+    return Work(parameters, counter.macs, counter.moved, counter.written)
+
+
+class _Counter(TorchDispatchMode):
+    """Adds up shapes as operations go by; views move nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.macs: dict[str, int] = {}
+        self.moved: dict[str, int] = {}
+        self.written: dict[str, int] = {}
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        name = func.overloadpacket.__name__
+        if func.is_view or func.namespace != "aten" or name in ("empty", "_unsafe_view", "detach"):
+            return result
+        kind = KINDS.get(name, "other")
+        read, wrote = _bytes((args, kwargs)), _bytes(result)
+        self.moved[kind] = self.moved.get(kind, 0) + read + wrote
+        if not name.endswith("_"):  # in place: nothing new is kept
+            self.written[kind] = self.written.get(kind, 0) + wrote
+        if macs := _macs(name, args, result):
+            self.macs[kind] = self.macs.get(kind, 0) + macs
+        return result
+
+
+def _macs(name: str, args: tuple, result: Any) -> int:
+    if name == "convolution":
+        return result.numel() * args[1][0].numel()  # a weight is (out, in / groups, kh, kw)
+    if name in ("addmm", "mm"):
+        left, right = args[-2:]
+        return left.shape[0] * left.shape[1] * right.shape[1]
+    return 0
+
+
+def _bytes(values: Any) -> int:
+    return sum(tensor.nbytes for tensor in _tensors(values))
+
+
+def _tensors(values: Any) -> Iterator[Tensor]:
+    return (value for value in tree_leaves(values) if isinstance(value, Tensor))

@@ -1,0 +1,119 @@
+"""The commands that use a trained model elsewhere: `ptrees predict` and `ptrees export`."""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+MODEL = "a name (digits), a run folder or a file"
+
+
+def add_predict(commands: Any) -> None:
+    predict = commands.add_parser("predict", help="trees of your own pictures")
+    predict.add_argument("model", metavar="MODEL", help=MODEL)
+    predict.add_argument("images", nargs="+", type=Path, metavar="IMAGE")
+    predict.add_argument("--out", type=Path, required=True, help="folder to write")
+    predict.add_argument("--resize", action="store_true", help="cut and resize to the model's mask")
+    predict.add_argument("--invert", action="store_true", help="exchange black and white first")
+    predict.add_argument("--levels", type=float, nargs=2, metavar=("LO", "HI"),
+                         help="stored values that become black and white")  # fmt: skip
+    predict.add_argument("--gamma", type=float, default=1.0, help="then raise to this power [1]")
+    predict.add_argument("--count", action="store_true", help="count the nuclei in every leaf")
+    predict.add_argument("--threshold", type=float, help="nuclei are brighter, 0 to 1 [Otsu's]")
+    predict.add_argument("--tile", type=int, metavar="PIXELS",
+                         help="cut larger pictures into such tiles; 0: never [512, for more "
+                         "than 1024×1024 pixels]")  # fmt: skip
+    predict.add_argument("--overlap", type=int, default=64, metavar="PIXELS",
+                         help="how far neighbouring tiles overlap [64]")  # fmt: skip
+    predict.set_defaults(run=run_predict)
+
+
+def add_export(commands: Any) -> None:
+    export = commands.add_parser("export", help="a model as one small file for others to use")
+    export.add_argument("model", metavar="MODEL", help=MODEL)
+    kind = export.add_mutually_exclusive_group(required=True)
+    kind.add_argument("--out", type=Path, help="safetensors file to write")
+    kind.add_argument("--onnx", type=Path, help="ONNX file to write, for use without torch")
+    export.add_argument("--dtype", choices=("bfloat16", "float32"),
+                        help="of the safetensors file's weights [bfloat16]")  # fmt: skip
+    export.add_argument("--scores", type=Path, help="JSON of `ptrees evaluate` to put in its card")
+    export.set_defaults(run=run_export)
+
+
+def run_predict(arguments: argparse.Namespace) -> None:
+    from posterior_trees.checkpoint import load
+    from posterior_trees.predict import PictureError, predict_files
+    from posterior_trees.progress import track
+
+    def warn(message: str) -> None:
+        print(f"ptrees predict: {message}", file=sys.stderr)
+
+    predictor = load(arguments.model)
+    names = ("resize", "invert", "levels", "gamma", "tile", "overlap")
+    try:
+        written = predict_files(
+            predictor,
+            arguments.images,
+            arguments.out,
+            **{name: getattr(arguments, name) for name in names},
+            also=nucleus_counter(arguments),
+            warn=warn,
+            watch=track("predicting"),
+        )
+    except PictureError as error:
+        print(*error.written, sep="\n")
+        raise
+    print(*written, sep="\n")
+    if arguments.count:
+        print_counts(written)
+
+
+def nucleus_counter(arguments: argparse.Namespace):
+    """What `predict --count` writes beside each tree; None without it."""
+    if not arguments.count:
+        if arguments.threshold is not None:
+            raise ValueError("--threshold is for counting: add --count")
+        return None
+    from posterior_trees.count import count_nuclei, write_count
+
+    return lambda tree, folder: write_count(count_nuclei(tree, arguments.threshold), tree, folder)
+
+
+def print_counts(written: list[Path]) -> None:
+    from rich.console import Console
+
+    from posterior_trees.count import count_table
+
+    for folder in written:
+        if (folder / "count.json").is_file():
+            facts = json.loads((folder / "count.json").read_text(encoding="utf-8"))
+            Console().print(count_table(facts, folder.name))
+
+
+def run_export(arguments: argparse.Namespace) -> None:
+    scores = json.loads(arguments.scores.read_text("utf-8")) if arguments.scores else None
+    if arguments.onnx:
+        export_onnx(arguments, scores)
+        return
+    import torch
+
+    from posterior_trees.checkpoint import export_model
+
+    dtype = getattr(torch, arguments.dtype or "bfloat16")
+    export_model(arguments.model, arguments.out, dtype, scores)
+    print(f"{arguments.out} ({arguments.out.stat().st_size / 1e6:.1f} MB)")
+
+
+def export_onnx(arguments: argparse.Namespace, scores: dict | None) -> None:
+    from posterior_trees.checkpoint import load
+    from posterior_trees.onnx_export import describe_graph, save_onnx
+
+    if arguments.dtype == "bfloat16":
+        raise ValueError("--dtype is bfloat16; an ONNX file has float32: leave --dtype out")
+    if scores:
+        raise ValueError("--scores go into the card of a safetensors file: use --out")
+    predictor = load(arguments.model, device="cpu")
+    save_onnx(predictor, arguments.onnx)
+    print(f"{arguments.onnx} ({arguments.onnx.stat().st_size / 1e6:.1f} MB)")
+    print(describe_graph(predictor))

@@ -1,0 +1,196 @@
+"""A predictor as one ONNX file: trees without torch, in any language that runs ONNX.
+
+The file holds the whole way from the measurement to the tree: what the network sees of it, the
+network, the projection on what the measurement leaves open, and the growth of all nodes. Its
+outputs, for `n` leaves and depth `d`:
+
+| name | shape | what |
+|---|---|---|
+| `leaves` | (batch, n, c, h, w) | the leaves' images, unclipped; the same as `level_d` |
+| `probabilities` | (batch, n) | of the leaves; the same as `probs_d` |
+| `level_0` … `level_d` | (batch, nodes, c, h, w) | the nodes of each level, the root first |
+| `probs_1` … `probs_d` | (batch, nodes) | absolute probabilities of the nodes, sum 1 |
+
+Only the outputs that are asked for are computed. The input `y` is the measurement as
+`predictor(y)` takes it, float32 in [0, 1]; a hole may hold anything, the graph fills it. The batch
+is free. Height and width are free in multiples of the network's grid (16), except that a model that
+fills a hole has the size of its mask.
+"""
+
+import io
+import logging
+import warnings
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from posterior_trees.data.registry import find_known
+from posterior_trees.measure import Colorize, Inpaint
+from posterior_trees.predictor import TreePredictor
+from posterior_trees.store import write_bytes
+from posterior_trees.tasks import TASKS
+
+OPSET = 18
+MOST = 4096
+"""Largest batch, and largest side, that the graph promises to take."""
+
+
+class Graph(nn.Module):
+    """The predictor as ONNX wants it: tensors in, a flat tuple of tensors out."""
+
+    def __init__(self, predictor: TreePredictor) -> None:
+        super().__init__()
+        self.predictor = predictor
+
+    def forward(self, y: Float[Tensor, "b c h w"]) -> tuple[Tensor, ...]:
+        if isinstance(self.predictor.measurement, Inpaint):
+            y = self.predictor.measurement.observe(y)
+        tree = self.predictor(y)
+        probs = [level.exp() for level in tree.log_probs]
+        return tree.leaves, probs[-1], *tree.images, *probs[1:]
+
+
+def save_onnx(predictor: TreePredictor, file: str | PathLike[str]) -> None:
+    """Write the predictor, whole or not at all; it must be on the CPU and in float32."""
+    _check(predictor)
+    was_training = predictor.training
+    try:
+        with _quiet(), torch.no_grad():
+            program: Any = torch.onnx.export(
+                Graph(predictor).eval(),
+                (_example(predictor),),
+                dynamo=True,
+                opset_version=OPSET,
+                input_names=["y"],
+                output_names=output_names(predictor),
+                dynamic_shapes=(_free_axes(predictor),),
+            )
+    finally:
+        predictor.train(was_training)
+    model = program.model_proto
+    for key, value in properties(predictor).items():
+        entry = model.metadata_props.add()
+        entry.key, entry.value = key, value
+    model.producer_name = "posterior-trees"
+    write_bytes(Path(file), model.SerializeToString())
+
+
+def output_names(predictor: TreePredictor) -> list[str]:
+    """In the order of the graph's outputs."""
+    levels = [f"level_{level}" for level in range(predictor.depth + 1)]
+    return ["leaves", "probabilities", *levels, *[f"probs_{i + 1}" for i in range(predictor.depth)]]
+
+
+def properties(predictor: TreePredictor) -> dict[str, str]:
+    """What the file says about itself: its tree, its origin, its terms and how to use it."""
+    from posterior_trees import __version__
+
+    data = TASKS.get(predictor.name, {}).get("data", {}).get("name", "")
+    known = find_known(data)
+    origin = {k: str(predictor.about[k]) for k in ("commit", "date") if k in predictor.about}
+    return {
+        "task": predictor.name or "own",
+        "branching": ",".join(map(str, predictor.branching)),
+        "depth": str(predictor.depth),
+        "version": f"posterior-trees {__version__}",
+        **origin,
+        "licence": "code: MIT; weights: the terms of the data they were trained on",
+        "data_terms": f"{known.name}: {known.terms}" if known else "those of your own data",
+        "input": describe_input(predictor),
+        "usage": usage(predictor),
+    }
+
+
+def usage(predictor: TreePredictor) -> str:
+    """How to use the file, in six lines."""
+    channels = predictor.measurement.channels(predictor.channels)
+    step = predictor.multiple
+    size = ", ".join(map(str, _size(predictor))) or f"h, w), h and w multiples of {step}"
+    return "\n".join(
+        [
+            "import onnxruntime",
+            'session = onnxruntime.InferenceSession("model.onnx")',
+            f"# y: float32 in [0, 1], (batch, {channels}, {size}"
+            + (")" if _size(predictor) else ""),
+            'root, leaves, p = session.run(["level_0", "leaves", "probabilities"], {"y": y})',
+            "# children of node i of a level: nodes K*i … K*i+K-1 of the next, K the branching",
+            "# images are not clipped: leaves[b, n] is plausible with probability p[b, n]",
+        ]
+    )
+
+
+def describe_input(predictor: TreePredictor) -> str:
+    """The measurement in words."""
+    if isinstance(predictor.measurement, Inpaint):
+        return "the picture in [0, 1]; the hidden pixels may hold anything"
+    if isinstance(predictor.measurement, Colorize):
+        return "the plain mean of the red, green and blue channels, in [0, 1]"
+    return f"the measurement of the task {predictor.name or 'of this model'!r}, in [0, 1]"
+
+
+def describe_graph(predictor: TreePredictor) -> str:
+    """One line for people: what goes in and comes out."""
+    size = _size(predictor)
+    sides = f"{size[0]}×{size[1]}" if size else f"h×w in multiples of {predictor.multiple}"
+    return f"y (any batch, {sides}) → {', '.join(output_names(predictor))}"
+
+
+def _size(predictor: TreePredictor) -> tuple[int, ...]:
+    """Height and width if the mask fixes them."""
+    measurement = predictor.measurement
+    return tuple(measurement.hole.shape) if isinstance(measurement, Inpaint) else ()
+
+
+def _example(predictor: TreePredictor) -> Tensor:
+    # Sides and batch must differ from each other and from 1, or the exporter takes them for fixed.
+    size = _size(predictor) or (2 * predictor.multiple, 3 * predictor.multiple)
+    return torch.rand(2, predictor.measurement.channels(predictor.channels), *size)
+
+
+def _free_axes(predictor: TreePredictor) -> dict[int, Any]:
+    axes: dict[int, Any] = {0: torch.export.Dim("batch", min=1, max=MOST)}
+    if not _size(predictor):
+        step = predictor.multiple
+        for axis, name in ((2, "height"), (3, "width")):
+            unit = torch.export.Dim(f"{name}_{step}ths", min=1, max=MOST // step)
+            axes[axis] = step * unit if step > 1 else unit
+    return axes
+
+
+def _check(predictor: TreePredictor) -> None:
+    for name in ("onnx", "onnxscript"):
+        try:
+            __import__(name)
+        except ImportError:
+            raise RuntimeError(
+                f"writing ONNX files needs {name}, which is not installed: "
+                'pip install "posterior-trees[onnx]"'
+            ) from None
+    if predictor.device.type != "cpu" or predictor.dtype != torch.float32:
+        raise ValueError(
+            f"the predictor is {predictor.dtype} on {predictor.device}; export it from the CPU in "
+            'float32: load(model, device="cpu")'
+        )
+
+
+@contextmanager
+def _quiet():
+    """The exporter tells its whole life; only errors matter here."""
+    log = logging.getLogger("torch.onnx")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        with (
+            warnings.catch_warnings(),
+            redirect_stdout(io.StringIO()),
+            redirect_stderr(io.StringIO()),
+        ):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        log.setLevel(level)

@@ -1,0 +1,253 @@
+r"""Trees of pictures too large for one pass: overlapping tiles, matched and blended.
+
+The network sees one tile at a time. Three things make one tree of the tiles' trees:
+
+- *Matching.* Nothing ties child 2 of one tile to child 2 of the next. Each tile's children are
+  renumbered to agree with what is there already where they overlap: top-down, at every node the
+  permutation $\pi$ of its $K$ children that minimises
+
+  $$ \sum_k \sum_u w(u)\, (x_{\pi(k)}(u) - \hat x_k(u))^2, $$
+
+  $w(u)$ being the weight of earlier tiles at pixel $u$: exactly (the assignment problem), and the
+  whole subtree moves with its child.
+- *Blending.* Every node is $\sum_t w_t(u)\, x_t(u)$ with smooth windows, $\sum_t w_t(u) = 1$ at
+  every pixel $u$: where tiles agree they are reproduced exactly, and there is no seam elsewhere.
+- *Probabilities.* Choice: the mean of the tiles' probabilities, each weighted by its window's area:
+  how probable a branch is at a random place of the picture. Tiles are far apart and vary on their
+  own, so the probability that *one* branch is right everywhere at once, about the product of the
+  tiles', is practically zero and would say nothing. The mean keeps each level's sum at 1 and each
+  parent's probability the sum of its children's.
+
+Choice: parents are blended too, and not grown anew from the blended leaves: each tile's parents are
+its own conditional means, with its own probabilities, so the root is the posterior mean at every
+place. A tile's normalisation layers see the tile and not the whole picture, so a tiled tree is not
+the tree of one pass, even far from the borders.
+
+Memory: the picture, the nodes' images (on the CPU) and one tile's work, whatever the picture.
+"""
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from posterior_trees.measure import Inpaint
+from posterior_trees.predictor import TreePredictor, pad
+from posterior_trees.tree import Tree
+
+WHOLE = 1024 * 1024
+"""Pixels up to which a picture is predicted in one pass unless a tile is asked for."""
+TILE, OVERLAP = 512, 64
+
+
+class Tile(NamedTuple):
+    """A part of the picture, and its weights in the blend along each axis."""
+
+    rows: slice
+    columns: slice
+    down: Float[Tensor, "h"]
+    across: Float[Tensor, "w"]
+
+    @property
+    def window(self) -> Float[Tensor, "h w"]:
+        return self.down[:, None] * self.across
+
+
+@torch.inference_mode()
+def predict_tiled(
+    predictor: TreePredictor,
+    y: Float[Tensor, "1 c h w"],
+    tile: int = TILE,
+    overlap: int = OVERLAP,
+    watch: Callable = iter,
+) -> Tree:
+    """The tree of one large measurement, on the CPU; `watch` wraps the loop over tiles.
+
+    `tile` and `overlap` are in pixels of `y` and rounded up to what the network's grid asks (16 for
+    the U-Net): tiles then lie on the grid on which a single pass would pool.
+    """
+    step = predictor.multiple
+    tile, overlap = (-(-size // step) * step for size in (tile, overlap))
+    check_tiles(predictor, tile, overlap)
+    padded, canvas = pad(y, step, predictor.padding), None
+    was_training = predictor.training
+    predictor.eval()
+    try:
+        for part in watch(list(cut(padded.shape[-2:], tile, overlap, step))):
+            tree = predictor(padded[..., part.rows, part.columns].to(predictor.device)).to("cpu")
+            if canvas is None:
+                zoom = tree.shape[-1] // (part.columns.stop - part.columns.start)
+                canvas = Canvas(tree, y.shape[-2:], padded.shape[-2:], zoom)
+            canvas.add(tree, part)
+    finally:
+        predictor.train(was_training)
+    assert canvas is not None
+    return canvas.finish()
+
+
+def needs_tiles(predictor: TreePredictor, size: Sequence[int], tile: int | None) -> bool:
+    """Whether a picture of this height and width is cut: if it is larger than the tile that was
+    asked for (0: never), or than `WHOLE` where nobody asked and the model's mask allows it."""
+    if tile is None:
+        return size[0] * size[1] > WHOLE and not isinstance(predictor.measurement, Inpaint)
+    return tile > 0 and max(size) > tile
+
+
+def check_tiles(predictor: TreePredictor, tile: int, overlap: int) -> None:
+    """Refuse tiles that cannot work."""
+    if isinstance(predictor.measurement, Inpaint):
+        size = "×".join(map(str, predictor.measurement.hole.shape))
+        raise ValueError(
+            f"this model fills one hole in pictures of {size}, which cannot be cut into tiles; "
+            "resize the picture (--resize)"
+        )
+    if not 0 < overlap <= tile // 2:
+        raise ValueError(
+            f"tiles of {tile} pixels overlap by {overlap}; choose an overlap from "
+            f"{predictor.multiple} to {tile // 2}"
+        )
+
+
+def cut(size: Sequence[int], tile: int, overlap: int, step: int = 1) -> Iterator[Tile]:
+    """Tiles in rows from the top left; each pixel's weights sum to 1."""
+    down, across = (list(_cut_axis(side, tile, overlap, step)) for side in size)
+    for (rows, tall), (columns, wide) in itertools.product(down, across):
+        yield Tile(rows, columns, tall, wide)
+
+
+def _cut_axis(side: int, tile: int, overlap: int, step: int) -> Iterator[tuple[slice, Tensor]]:
+    """Evenly spread intervals on a grid, overlapping by at least `overlap`, and their weights."""
+    tile = min(tile, side)
+    count = 1 + -(-(side - tile) // (tile - overlap)) if side > tile else 1
+    free = (side - tile) // step
+    starts = [step * (free * i // max(count - 1, 1)) for i in range(count)]
+    weights = torch.zeros(count, side, dtype=torch.float64)
+    for weight, start in zip(weights, starts, strict=True):
+        weight[start : start + tile] = ramp(tile, overlap)
+    weights /= weights.sum(dim=0)
+    for weight, start in zip(weights, starts, strict=True):
+        place = slice(start, start + tile)
+        yield place, weight[place].clone()
+
+
+def ramp(tile: int, overlap: int) -> Float[Tensor, "tile"]:
+    r"""A smooth plateau: $\sin^2$ up over the overlap at one end, down at the other."""
+    distance = torch.arange(tile, dtype=torch.float64) + 0.5
+    nearest = torch.minimum(distance, distance.flip(0)).clamp(max=overlap)
+    return (torch.pi / 2 * nearest / overlap).sin().square()
+
+
+class Canvas:
+    """Sums of weighted nodes, and of weights, as tiles come in.
+
+    It has the picture's `size`; tiles are cut from the picture `padded` evenly on all sides. Nodes
+    have `zoom` times as many pixels along each axis as the measurement.
+    """
+
+    def __init__(
+        self, tree: Tree, size: Sequence[int], padded: Sequence[int], zoom: int = 1
+    ) -> None:
+        self.zoom, self.branching = zoom, tree.branching
+        self.offset = [(have - want) // 2 for have, want in zip(padded, size, strict=True)]
+        space = [side * zoom for side in size]
+        self.images = [level.new_zeros(*level.shape[:-2], *space) for level in tree.images]
+        self.probs = [torch.zeros_like(level) for level in tree.probs]
+        self.weight = torch.zeros(space, dtype=tree.images[0].dtype)
+
+    def add(self, tree: Tree, tile: Tile) -> None:
+        """Match a tile's tree with what is here and lay it on."""
+        here, (rows, columns) = self._place(tile)
+        inner = Tree([level[..., rows, columns] for level in tree.images], tree.log_probs,
+                     tree.branching)  # fmt: skip
+        tree = renumber(inner, self._match(inner, here))
+        window = here.window.to(self.weight.dtype)
+        for total, level in zip(self.images, tree.images, strict=True):
+            total[..., here.rows, here.columns] += window * level
+        area = here.window.sum().item() / self.weight.numel()
+        for total, level in zip(self.probs, tree.probs, strict=True):
+            total += area * level
+        self.weight[here.rows, here.columns] += window
+
+    def finish(self) -> Tree:
+        """The whole picture's tree; the sums are used up."""
+        for level in self.images:
+            level.div_(self.weight)
+        probs = [level / level.sum(dim=1, keepdim=True) for level in self.probs]
+        return Tree(self.images, [level.log() for level in probs], self.branching)
+
+    def _place(self, tile: Tile) -> tuple[Tile, list[slice]]:
+        """Where a tile lies on the canvas, and which part of the tile that is."""
+        places, weights, parts = [], [], []
+        for axis in (0, 1):
+            start, stop = (
+                self.zoom * (edge - self.offset[axis])
+                for edge in (tile[axis].start, tile[axis].stop)
+            )
+            first, last = max(start, 0), min(stop, self.weight.shape[axis])
+            parts.append(slice(first - start, last - start))
+            places.append(slice(first, last))
+            weights.append(tile[axis + 2].repeat_interleave(self.zoom)[parts[-1]])
+        return Tile(*places, *weights), parts
+
+    def _match(self, tree: Tree, tile: Tile) -> list[list[int]]:
+        """For every level, which of the tile's nodes goes to each place.
+
+        The squares in the sum do not depend on the permutation, so that the inner products of the
+        tile's nodes with the weighted sums decide; where nothing lies yet these are zero.
+        """
+        order = [[0]]
+        for level, k in enumerate(self.branching, start=1):
+            there = self.images[level][0, ..., tile.rows, tile.columns].flatten(1).double()
+            here = tree.images[level][0].flatten(1).double()
+            order.append([])
+            for place, parent in enumerate(order[level - 1]):
+                mine, theirs = here[k * parent : k * parent + k], there[k * place : k * place + k]
+                cost = -(theirs @ mine.T)
+                order[level] += [k * parent + child for child in assign(cost.tolist())]
+        return order
+
+
+def renumber(tree: Tree, order: Sequence[Sequence[int]]) -> Tree:
+    """The same tree with its nodes in another order; `order` must keep children together."""
+    index = [torch.tensor(level, device=tree.device) for level in order]
+    return Tree(
+        [level[:, i] for level, i in zip(tree.images, index, strict=True)],
+        [level[:, i] for level, i in zip(tree.log_probs, index, strict=True)],
+        tree.branching,
+    )
+
+
+def assign(cost: Sequence[Sequence[float]]) -> list[int]:
+    """The column of each row that minimises the total cost, every column taken once.
+
+    The Hungarian algorithm: rows enter one by one, each along the cheapest alternating path with
+    respect to the potentials `u` and `v`. Equal costs keep the order as it is.
+    """
+    n = len(cost)
+    u, v = [0.0] * (n + 1), [0.0] * (n + 1)
+    owner = [0] * (n + 1)  # the row of each column, from 1; 0: free
+    for row in range(1, n + 1):
+        owner[0], column = row, 0
+        slack, before, used = [float("inf")] * (n + 1), [0] * (n + 1), [False] * (n + 1)
+        while owner[column]:
+            used[column], current = True, owner[column]
+            for j in range(1, n + 1):
+                reduced = cost[current - 1][j - 1] - u[current] - v[j]
+                if not used[j] and reduced < slack[j]:
+                    slack[j], before[j] = reduced, column
+            free = [j for j in range(1, n + 1) if not used[j]]
+            nearest = min(free, key=slack.__getitem__)
+            delta = slack[nearest]
+            for j in range(n + 1):
+                if used[j]:
+                    u[owner[j]] += delta
+                    v[j] -= delta
+                else:
+                    slack[j] -= delta
+            column = nearest
+        while column:
+            owner[column], column = owner[before[column]], before[column]
+    return [owner.index(row, 1) - 1 for row in range(1, n + 1)]
