@@ -1,7 +1,7 @@
 """The tables of the tasks, from what `ptrees study` wrote here: `python results/tasks/table.py`.
 
-One row per task, then one per leaf. Intervals are 95 % bootstrap intervals over the test images; "over
-plain" is the root's PSNR minus that of a plain MSE network of the same width, image by image.
+One row per task, then one per leaf. Intervals are 95 % bootstrap intervals over the test images;
+"over plain" is the root's PSNR minus that of a plain MSE network of the same width, image by image.
 """
 
 import json
@@ -62,11 +62,11 @@ def leaf_row(name: str) -> str:
 
 studies = {r["name"]: r for r in json.loads((HERE / "study.json").read_text())}
 done = [name for name in TASKS if name in studies and "epochs" in studies[name]]
-print("| task | PSNR d = 0 / 1 / 2, dB | gain per level, dB | NLL d = 1 / 2 | NLL − entropy | ", end="")
-print("rarest leaf | root over plain, dB | training | commit |")
+print("| task | PSNR d = 0 / 1 / 2, dB | gain per level, dB | NLL d = 1 / 2 |", end=" ")
+print("NLL − entropy | rarest leaf | root over plain, dB | training | commit |")
 print("|---" * 9 + "|")
 print("\n".join(row(name, studies) for name in done))
-print("\nHow often the truth reaches each leaf, and by how many dB the leaf beats the root there:\n")
+print("\nHow often the truth reaches each leaf, and how many dB the leaf is above the root there:\n")
 print("| task | " + " | ".join(f"leaf {i}" for i in range(1, 10)) + " |")
 print("|---" * 10 + "|")
 print("\n".join(leaf_row(name) for name in done))
