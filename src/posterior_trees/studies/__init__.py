@@ -1,0 +1,18 @@
+"""The paper's studies, measured: what its design choices are worth, in numbers.
+
+A study is a file in `recipes/studies/`: variants of a recipe, each trained with a few seeds.
+
+    plan.py       the file → the runs of a study
+    execute.py    train and judge the runs, side by side, resumable
+    watch.py      what every leaf does after each epoch
+    examine.py    trained model → numbers per test image: diversity, best leaf, looks, digits read
+    looks.py      how many pictures a user looks at before the right one
+    classifier.py a small digit reader, to say what a leaf shows
+    minority.py   the runner-up digit: its probability and its leaves
+    rows.py       numbers per image → one row per run
+    tables.py     rows → a Markdown table
+    findings.py   all of this for the finished runs of a study
+    panels.py     findings → the panels of its figure;  figures.py  draws them
+    report.py     writes table, numbers and figure
+    clustering.py flat against hierarchical K-means on the toy mixture, which needs no training
+"""
