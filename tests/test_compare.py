@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from conftest import RECIPE, make_blobs
+from tiny import RECIPE, make_blobs
 from PIL import Image
 
 from posterior_trees import cli, toys

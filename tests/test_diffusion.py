@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import RECIPE, make_blobs
+from tiny import RECIPE, make_blobs
 
 from posterior_trees import store
 from posterior_trees.baselines.diffusion import (

@@ -13,13 +13,14 @@ from posterior_trees import cli, grow, load, store
 from posterior_trees.build import build_measurement, build_predictor
 from posterior_trees.conscience import LIMIT, RATE, handicaps, note_taught, start_bias, strength_at
 from posterior_trees.data import grid_patches, load_evaluation, load_split
+from posterior_trees.feed import Feed
 from posterior_trees.loss import objective
 from posterior_trees.measure import Colorize, Inpaint, Paired
 from posterior_trees.recipe import Recipe, RecipeError, parse_recipe, read_recipe, write_recipe
 from posterior_trees.run import read_log
 from posterior_trees.study import plain_of, run_study
 from posterior_trees.tasks import TASKS
-from posterior_trees.train import Trainer, fit
+from posterior_trees.train import fit
 
 FOLDER = Path(__file__).parents[1] / "recipes"
 RECIPES = [file for file in sorted(FOLDER.glob("*.toml")) if file.stem in TASKS]
@@ -172,7 +173,7 @@ def test_the_trainer_validates_on_the_grid(data: Path, tmp_path, monkeypatch) ->
 def test_an_epoch_takes_each_field_as_often_as_it_is_repeated(data, tmp_path, monkeypatch) -> None:
     recipe = tiny(file_of("cells_actin_to_dna"), "data.repeat=4")
     drawn: list[int] = []
-    measured = Trainer._measured
+    measured = Feed.measured
 
     def spy(self, mine, step):
         drawn.extend(mine.tolist())
@@ -180,7 +181,7 @@ def test_an_epoch_takes_each_field_as_often_as_it_is_repeated(data, tmp_path, mo
         assert x.shape == y.shape == (8, 1, 16, 16)
         return x, y
 
-    monkeypatch.setattr(Trainer, "_measured", spy)
+    monkeypatch.setattr(Feed, "measured", spy)
     fit(recipe, tmp_path, data=data, accelerator="cpu")
     assert read_log(tmp_path / "log.jsonl")[-1]["step"] == 8  # 16 fields · 4 / 8
     assert Counter(drawn) == dict.fromkeys(range(16), 4)

@@ -64,6 +64,7 @@ def test_two_widgets_of_a_notebook_leave_each_other_alone(
     one, two = (opened.frame_locator("iframe").nth(i) for i in range(2))
     one.locator("[aria-label^='Node 2.1']").click()
     two.locator("[aria-label^='Node 1']").first.click()
+    two.get_by_text("Node 1", exact=True).wait_for()
     opened.keyboard.press("2")
     two.locator("#theme").click()
     assert one.locator("#node-name").inner_text() == "Node 2.1"

@@ -33,6 +33,8 @@ from posterior_trees.train import fit
 
 RESERVE_SECONDS = 15.0
 """Kept for judging a run, out of the time that is given."""
+LEAST_SECONDS = 90.0
+"""With less time left no run is started: it would hardly be compiled."""
 
 
 class Place:
@@ -202,7 +204,7 @@ def _start(
 
 
 def _is_late(end: float | None) -> bool:
-    return end is not None and time.monotonic() > end - 2 * RESERVE_SECONDS
+    return end is not None and time.monotonic() > end - LEAST_SECONDS
 
 
 def _ending(code: int, place: Place, job: Job) -> str:
