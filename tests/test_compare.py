@@ -1,16 +1,22 @@
 """The comparison: calibration tests that can tell samplers apart, tables, and the commands."""
 
 import json
+import os
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from tiny import RECIPE, make_blobs
 from PIL import Image
+from tiny import RECIPE, make_blobs
 
 from posterior_trees import cli, toys
 from posterior_trees.baselines import hierarchical_kmeans
 from posterior_trees.baselines.calibration import (
+    accept,
     chi_square,
     choose_directions,
     expected_v,
@@ -19,11 +25,14 @@ from posterior_trees.baselines.calibration import (
     spread_skill,
     usable_count,
 )
+from posterior_trees.baselines.digits import draw_digits, judge_digits
 from posterior_trees.baselines.folder import SampleError, read_samples, write_samples
+from posterior_trees.baselines.nearest import nearest_distance
 from posterior_trees.build import build_predictor
 from posterior_trees.checkpoint import save_model
 from posterior_trees.cli_baselines import parse_options
-from posterior_trees.compare_table import per_depth, to_latex, to_markdown
+from posterior_trees.compare import best_psnr
+from posterior_trees.compare_table import accepted, per_depth, to_latex, to_markdown
 from posterior_trees.metrics import nll, psnr
 from posterior_trees.recipe import parse_recipe
 
@@ -160,6 +169,8 @@ def world(tmp_path_factory):
     recipe = parse_recipe(RECIPE)
     torch.manual_seed(0)
     save_model(folder / "tree.safetensors", build_predictor(recipe), recipe, {"commit": "abc"})
+    flat = parse_recipe(RECIPE, ["tree.depth=0"])
+    save_model(folder / "mse.safetensors", build_predictor(flat), flat, {})
     for kind in ("prior", "conditional", "cgan"):
         (folder / f"{kind}.toml").write_text(RECIPE + BASELINE)
         cli.main(["baseline", "train", str(folder / f"{kind}.toml"), "--data", str(folder), "--out",
@@ -183,7 +194,8 @@ def compared(world, tmp_path_factory):
     out = tmp_path_factory.mktemp("out")
     compare(world, out, "--method", f"conditional={world / 'conditional'}::steps=4", "--method",
             f"ddnm={world / 'prior'}:ddnm:steps=4", "--method", f"gan={world / 'cgan'}",
-            "--method", f"theirs={world / 'theirs'}")  # fmt: skip
+            "--method", f"theirs={world / 'theirs'}",
+            "--mse", world / "mse.safetensors")  # fmt: skip
     return out
 
 
@@ -219,6 +231,29 @@ def test_anybodys_samples_get_the_scores_of_their_own_tree(world, compared) -> N
     assert whole - hole == pytest.approx(10 * np.log10(8 / 5), abs=1e-3)
 
 
+def test_samples_are_held_against_the_training_images(world, compared) -> None:
+    rows = {r["name"]: r for r in json.loads((compared / "table.json").read_text())["methods"]}
+    values = json.loads((compared / "per_image.json").read_text())["theirs"]
+    x, _ = make_blobs(24, seed=1).batch(json.loads((compared / "table.json").read_text())["images"])
+    train, _ = make_blobs(32).batch(range(24))  # a quarter of the 32 validates
+    expected = torch.cdist(x[..., :5, :].flatten(1), train[..., :5, :].flatten(1)).amin(dim=1)
+    assert values["nearest_truth"] == pytest.approx(expected.tolist(), abs=1e-3)
+    assert rows["theirs"]["nearest"] > 1, "white noise is like no image"
+    assert rows["ours"]["nearest"] is None
+
+
+def test_a_diffusion_model_passes_or_fails_by_name(compared) -> None:
+    table = json.loads((compared / "table.json").read_text())
+    rows = {row["name"]: row["acceptance"] for row in table["methods"]}
+    assert [name for name, verdict in rows.items() if verdict] == ["conditional", "ddnm"]
+    root = next(r for r in table["methods"] if r["name"] == "ddnm")["psnr_hole"][0]["mean"]
+    assert rows["ddnm"]["root"]["value"] == pytest.approx(root - table["reference"]["psnr"])
+    assert rows["ddnm"]["chi2"]["passed"] is None, "48 ranks decide nothing"
+    head, cells = accepted(table)
+    assert [line[0] for line in cells] == ["conditional", "ddnm"]
+    assert len(head) == len(cells[0])
+
+
 def test_differences_from_ours_are_paired(compared) -> None:
     values = json.loads((compared / "per_image.json").read_text())
     table = json.loads((compared / "table.json").read_text())
@@ -236,7 +271,8 @@ def test_tables_are_readable_and_say_what_is_biased(compared) -> None:
     lines = [line for line in text.splitlines() if line.startswith("| ")]
     assert len({line.count("|") for line in lines[:7]}) == 1
     assert "not exact posterior samplers" in text
-    assert "Not accepted as trained" in text
+    assert text.count("undecided") + text.count("FAIL") >= 4
+    assert "below the MSE network" in text
     latex = (compared / "table.tex").read_text()
     assert latex == to_latex(table)
     body = [line for line in latex.splitlines() if line.endswith(r"\\")]
@@ -296,6 +332,76 @@ def test_wrong_methods_are_named(world, tmp_path, capsys) -> None:
         assert message in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("given", "verdict"),
+    [
+        ((0.95, 9.0, 800, -0.1), True),
+        ((1.09, 9.0, 800, -0.1), False),
+        ((0.87, 9.0, 800, -0.1), False),
+        ((0.95, 25.1, 800, -0.1), False),
+        ((0.95, 9.0, 800, -0.31), False),
+        ((0.95, 9.0, 599, 1.0), None),
+        ((0.95, None, 0, 1.0), None),
+        ((0.5, None, 0, 1.0), False),
+    ],
+)
+def test_a_model_is_accepted_by_spread_ranks_and_root(given, verdict) -> None:
+    assert accept(*given)["passed"] is verdict
+
+
+def test_a_recited_image_is_at_distance_zero_mirrored_or_not() -> None:
+    training = make_blobs(50)
+    x, _ = training.batch([7, 31])
+    fresh, _ = make_blobs(2, seed=9).batch([0, 1])
+    for chunk in (7, 50):
+        assert nearest_distance(x, training, chunk=chunk).max().item() < 1e-2
+        assert nearest_distance(fresh, training, chunk=chunk).min().item() > 0.1
+    flipped = x.flip(-1)
+    assert nearest_distance(flipped, training).min().item() > 0.1
+    assert nearest_distance(flipped, training, is_mirrored=True).max().item() < 1e-2
+    mask = torch.zeros(8, 8, dtype=torch.bool)
+    mask[:, :2] = True
+    x[..., 2:] = 0
+    assert nearest_distance(x, training, mask).max().item() < 1e-2
+
+
+def test_the_best_of_all_nodes_is_never_worse_than_the_path() -> None:
+    samples = torch.rand(6, 20, 1, 3, 3, dtype=torch.float64, generator=seeded())
+    x = torch.rand(6, 1, 3, 3, dtype=torch.float64, generator=seeded(1))
+    tree = hierarchical_kmeans(samples, 3, 2, generator=seeded())
+    gain = best_psnr(tree, x) - psnr(tree, x)
+    assert gain.min().item() >= -1e-9
+    assert gain[:, :2].abs().max().item() < 1e-9, "the path is greedy at depth 1"
+    leaf = tree.leaves[:, 4]
+    assert best_psnr(tree, leaf)[:, 2].min().item() > 100
+    pair = hierarchical_kmeans(samples[:, :2], 3, 1, generator=seeded())  # one child is absent
+    assert best_psnr(pair, pair.root)[:, 1].max().item() < 30
+
+
+def test_digits_that_are_blends_or_of_too_few_classes_are_told_from_real_ones() -> None:
+    """A world of ten classes, each its own bright column of ten."""
+    labels = torch.arange(500) % 10
+    real = torch.nn.functional.one_hot(labels, 10).float().reshape(500, 1, 1, 10)
+    reader = lambda x: 20 * x.flatten(1)  # noqa: E731
+    assert judge_digits(real, real, labels, reader)["passed"]
+    blends = (real + real.roll(1, 0)) / 2
+    unsure = judge_digits(blends, real, labels, reader)
+    assert (unsure["sure"]["passed"], unsure["passed"]) == (False, False)
+    forgotten = judge_digits(real[labels != 3], real, labels, reader)
+    assert forgotten["class_gap"]["value"] == pytest.approx(0.1, abs=1e-6)
+    assert not forgotten["passed"]
+    assert forgotten["sure_of_real"] == 1.0
+
+
+def test_unconditional_digits_are_images(world) -> None:
+    from posterior_trees.sampling import load_baseline
+
+    model = load_baseline(world / "prior", "cpu").model
+    samples = draw_digits(model, (1, 8, 8), 5, steps=3, generator=seeded(), batch=2)
+    assert samples.shape == (5, 1, 8, 8)
+    assert 0 <= samples.min() < samples.max() <= 1
+
+
 def test_the_bias_command_writes_the_table(tmp_path, monkeypatch) -> None:
     from posterior_trees.baselines import bias
 
@@ -305,3 +411,39 @@ def test_the_bias_command_writes_the_table(tmp_path, monkeypatch) -> None:
     assert row["name"] == "ddrm-20"
     assert row["evaluations"] == 20
     assert len(row["w1"]) == len(row["tv"]) == len(row["sd_ratio"]) == 3
+
+
+def test_the_mixture_command_writes_checks(tmp_path, monkeypatch, capsys) -> None:
+    from posterior_trees.baselines import learned
+
+    monkeypatch.setattr(learned, "Plan", partial(learned.Plan, samples=100, chain=5))
+    cli.main(["baseline", "mixture", "--steps", "1", "--out", str(tmp_path / "mixture.json")])
+    result = json.loads((tmp_path / "mixture.json").read_text())
+    assert result["training"]["prior"]["steps"] == 1
+    assert "FAIL check denoiser t 600" in capsys.readouterr().out
+
+
+def test_the_digits_command_needs_a_prior(world, capsys) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["baseline", "digits", str(world / "conditional"), "--out", "a.json"])
+    assert "unconditional samples need one trained with" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_the_whole_comparison_can_be_rehearsed(tmp_path) -> None:
+    """Every stage of results/comparison/run.sh on stand-ins of the data."""
+    from standins import make_standins
+
+    root = Path(__file__).parents[1]
+    variables = {"DATA": str(make_standins(tmp_path / "data")), "RUNS": str(tmp_path / "runs"),
+                 "OUT": str(tmp_path / "out"), "TRY": "1", "OMP_NUM_THREADS": "1",
+                 "PTREES": f"{sys.executable} -m posterior_trees"}  # fmt: skip
+    for stage in ("digits-train", "digits-compare", "digits-1000", "faces-train", "faces-compare"):
+        words = ["bash", "results/comparison/run.sh", stage]
+        subprocess.run(words, cwd=root, env=os.environ | variables, check=True)
+    folders = ("digits", "digits_1000", "faces64_eyes", "faces64_mouth", "faces64_colorize")
+    counts = [
+        len(json.loads((tmp_path / "out" / folder / "table.json").read_text())["methods"])
+        for folder in folders
+    ]
+    assert counts == [8, 3, 6, 6, 5]

@@ -9,7 +9,8 @@ import pytest
 import torch
 from tiny import RECIPE, make_blobs
 
-from posterior_trees import store
+from posterior_trees import sampling, store
+from posterior_trees.baselines import learned
 from posterior_trees.baselines.diffusion import (
     DiffusionLearner,
     DiffusionModel,
@@ -27,6 +28,7 @@ from posterior_trees.baselines.spec import (
     spec_to_facts,
 )
 from posterior_trees.baselines.unet import DiffusionUNet, crop, pad, sinusoids
+from posterior_trees.baselines.weights import average_share
 from posterior_trees.checkpoint import ModelError
 from posterior_trees.measure import Colorize, Denoise, Downsample, Inpaint, Paired
 from posterior_trees.recipe import RecipeError
@@ -37,7 +39,7 @@ from posterior_trees.sampling import (
     load_baseline,
     save_baseline,
 )
-from posterior_trees.train_baseline import Loop, fit_baseline
+from posterior_trees.train_baseline import fit_baseline
 
 RECIPES = Path(__file__).parents[1] / "recipes" / "baselines"
 TINY = """
@@ -168,6 +170,25 @@ def test_a_conditional_denoiser_ignores_the_noise_where_y_is_known() -> None:
     assert denoise.evaluations == 2
 
 
+@pytest.mark.parametrize("target", ["noise", "edm"])
+def test_a_denoiser_shows_the_network_what_training_showed_it(target: str) -> None:
+    """With an identity for a network, x0 = (k + g c) x_t."""
+
+    class Echo(torch.nn.Module):
+        def forward(self, x: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+            return x[:, :1]
+
+    x_t = torch.randn(4, 1, 8, 8, dtype=torch.float64, generator=seeded())
+    for kind in ("prior", "conditional"):
+        _, spec = tiny(kind, f"baseline.target={target}")
+        model = DiffusionModel(1, spec, [Inpaint(HOLE)], Echo())
+        keep, gain, shrink = model.scales(model.alpha_bar[300])
+        denoise = ImageDenoiser(model)
+        given = denoise if kind == "prior" else denoise.given(Inpaint(HOLE), torch.zeros_like(x_t))
+        found = given(x_t, 300)[..., :5, :]
+        torch.testing.assert_close(found, (keep + gain * shrink) * x_t[..., :5, :])
+
+
 def test_chunks_change_neither_the_estimate_nor_the_count() -> None:
     model = random_baseline("prior").model
     whole, pieces = ImageDenoiser(model), ImageDenoiser(model, chunk=3)
@@ -199,6 +220,22 @@ def test_samples_are_images_that_agree_with_y(kind: str, method: str) -> None:
     torch.testing.assert_close(samples[..., 5:, :], known, rtol=0, atol=1e-6)
     assert samples[:, 0].sub(samples[:, 1]).abs().max() > 1e-3
     assert evaluations == {"repaint": 10}.get(method, 1 if baseline.spec.is_gan else 6)
+
+
+def test_noise_of_a_measurement_is_given_in_the_scale_of_images(monkeypatch) -> None:
+    """Samplers work in [-1, 1], twice as wide."""
+    asked = {}
+
+    def remember(denoise, measurement, y, n, *, noise=0.0, generator=None, clip=None):
+        asked["noise"] = noise
+        return torch.zeros(len(y), n, 1, 8, 8)
+
+    monkeypatch.setitem(sampling.SAMPLERS, "ddnm", remember)
+    baseline = random_baseline("prior")
+    y = torch.zeros(1, 1, 8, 8)
+    samples, _ = baseline.sample(baseline.measurements[0], y, 2, method="ddnm", noise=0.1)
+    assert asked["noise"] == pytest.approx(0.2)
+    assert samples.unique().tolist() == [0.5]
 
 
 def test_training_lowers_the_loss_and_logs_held_out_images(tmp_path) -> None:
@@ -236,17 +273,53 @@ def test_another_baseline_section_does_not_continue_a_run(tmp_path) -> None:
         fit_baseline(recipe, other, tmp_path, images=images(), device="cpu")
 
 
-def test_the_average_forgets_the_first_weights(tmp_path) -> None:
-    """After 1000 batches the half-life is a twentieth of what was seen."""
-    from posterior_trees.run import Run
-
-    recipe, spec = tiny()
-    baseline = Baseline.fresh(recipe, spec)
-    loop = Loop(baseline, *images(), Run(tmp_path, recipe), None)
+def test_the_average_forgets_the_first_weights() -> None:
+    """The half-life is a twentieth of what was seen, and never more than half a million images."""
     for step in (0, 100, 1000):
         half_life = 0.05 * (step + 1)  # in batches
-        assert loop._share(step).item() == pytest.approx(1 - 0.5 ** (1 / half_life), rel=1e-4)
-    assert loop._share(0).item() > 0.99
+        assert average_share(step, 8) == pytest.approx(1 - 0.5 ** (1 / half_life), rel=1e-9)
+    assert average_share(0, 8) > 0.99
+    assert average_share(10**9, 250) == pytest.approx(1 - 0.5 ** (1 / 2000))
+
+
+def test_training_ends_when_held_out_images_get_no_better(tmp_path) -> None:
+    """Without a learning rate the second line is as good as the first, and the third the last."""
+    changes = "training.epochs=9", "baseline.log_every=2", "baseline.patience=2"
+    recipe, spec = tiny("prior", *changes, "optimizer.lr=0.0", "optimizer.min_lr=0.0")
+    for _ in range(2):  # again: a run that ended does not go on
+        fit_baseline(recipe, spec, tmp_path, images=images(), device="cpu")
+        assert [line["step"] for line in read_log(tmp_path / "log.jsonl")] == [2, 4, 6]
+    endless = dataclasses.replace(spec, patience=0)
+    fit_baseline(recipe, endless, tmp_path / "b", images=images(), device="cpu")
+    assert len(read_log(tmp_path / "b" / "log.jsonl")) == 18
+
+
+@pytest.mark.parametrize("target", ["noise", "edm"])
+def test_what_is_learned_gives_the_clean_image_back(target: str) -> None:
+    """x0 = k x_t + g F(c x_t) for the F that training asks for, at every level."""
+    recipe, spec = tiny("prior", f"baseline.target={target}")
+    learner = DiffusionLearner(DiffusionModel(1, spec, []), [], recipe, torch.device("cpu"))
+    x = torch.rand(500, 1, 8, 8, generator=seeded(), dtype=torch.float64)
+    shrunk, t, learned = learner.draw(x, None, seeded(1))
+    keep, gain, shrink = (
+        scale.reshape(-1, 1, 1, 1) for scale in learner.model.scales(learner.model.alpha_bar[t])
+    )
+    back = keep * shrunk / shrink + gain * learned
+    torch.testing.assert_close(back, 2 * x - 1, rtol=0, atol=1e-9)
+
+
+def test_edm_scales_are_those_of_the_paper() -> None:
+    """D(x̄; σ) = c_skip x̄ + c_out F(c_in x̄) with x̄ = x_t / √ᾱ; the target has unit variance."""
+    _, spec = tiny("prior", "baseline.target=edm", "baseline.sigma_data=0.7")
+    model = DiffusionModel(1, spec, [])
+    alpha = model.alpha_bar
+    keep, gain, shrink = model.scales(alpha)
+    sigma, total = ((1 - alpha) / alpha).sqrt(), (1 - alpha) / alpha + 0.49
+    torch.testing.assert_close(keep * alpha.sqrt(), 0.49 / total)
+    torch.testing.assert_close(gain, 0.7 * sigma / total.sqrt())
+    torch.testing.assert_close(shrink * alpha.sqrt(), 1 / total.sqrt())
+    noise, clean = (1 - keep * alpha.sqrt()) / gain, keep * (1 - alpha).sqrt() / gain
+    torch.testing.assert_close(0.49 * noise**2 + clean**2, torch.ones_like(alpha))
 
 
 def test_models_are_saved_in_half_the_bytes_and_come_back(tmp_path) -> None:
@@ -301,6 +374,10 @@ def test_recipes_of_baselines_are_read_and_checked(tmp_path) -> None:
         parse_baseline(RECIPE + "[baseline]\nbass = 4\n")
     with pytest.raises(RecipeError, match=r"baseline\.kind is 'mat'; choose one of"):
         BaselineSpec(kind="mat")
+    with pytest.raises(RecipeError, match=r"baseline\.target is 'v'; 'noise' or 'edm'"):
+        BaselineSpec(target="v")
+    with pytest.raises(RecipeError, match="patience is -1"):
+        BaselineSpec(patience=-1)
     with pytest.raises(RecipeError, match="there is no recipe"):
         read_baseline(tmp_path / "none.toml")
     with pytest.raises(RecipeError, match="can only join inpaint, colorize and downsample"):
@@ -335,6 +412,54 @@ def test_wrong_uses_of_a_model_are_named(tmp_path) -> None:
     store.write(tmp_path / "tree.safetensors", {"a": y}, {"model": 1})
     with pytest.raises(ModelError, match="not a baseline's model"):
         load_baseline(tmp_path / "tree.safetensors")
+
+
+def test_a_denoiser_trained_for_seconds_knows_what_coordinate_1_says() -> None:
+    """An untrained one, which is the best linear one, is off by 0.60, 0.28 and 0.42."""
+    plan = learned.Plan(steps=1500, batch=256, samples=2000, chain=60)
+    model, facts = learned.train_denoiser("conditional", plan)
+    assert facts["steps"] == 1500
+    checks = learned.check_conditional(model, plan)
+    assert [check["x1"] for check in checks] == pytest.approx([0.0, -0.6354, -0.5446], abs=1e-4)
+    assert checks[0]["w1"]["value"] < 0.15
+    assert checks[0]["tv"]["value"] < 0.1
+    assert max(check["w1"]["value"] for check in checks) < 0.27
+
+
+def test_the_denoiser_of_the_mixture_is_the_averaged_one(monkeypatch) -> None:
+    monkeypatch.setattr(learned, "average_share", lambda step, batch: 0.0)
+    model, _ = learned.train_denoiser("prior", learned.Plan(steps=3, batch=8))
+    torch.manual_seed(0)
+    first = learned.PointNetwork(1)
+    assert torch.equal(model.network.layers[0].weight, first.layers[0].weight)
+
+
+def test_checks_of_a_denoiser_can_fail() -> None:
+    """A denoiser that knows nothing is no good in any of the four checks."""
+    plan = learned.Plan(steps=1, batch=8, samples=500, chain=20)
+    result = learned.run_checks(plan)
+    passed = {}
+    for check in result["checks"]:
+        passed.setdefault(check["check"], []).append(check["passed"])
+    assert list(passed) == ["denoiser", "prior", "denoising", "conditional"]
+    assert [len(verdicts) for verdicts in passed.values()] == [5, 1, 4, 3]
+    assert not result["passed"]
+    assert not any(all(verdicts) for verdicts in passed.values())
+
+
+@pytest.mark.slow
+def test_a_denoiser_trained_for_minutes_passes_the_checks() -> None:
+    result = learned.run_checks(dataclasses.replace(learned.Plan(), seed=1))
+    assert result["passed"], [check for check in result["checks"] if not check["passed"]]
+
+
+def test_the_committed_checks_passed() -> None:
+    file = Path(__file__).parents[1] / "results" / "baselines" / "trained_mixture.json"
+    result = json.loads(file.read_text())
+    assert result["passed"]
+    for check in result["checks"]:
+        for key in {"rmse", "tv", "energy", "w1"} & check.keys():
+            assert check[key]["value"] <= check[key]["limit"]
 
 
 @pytest.mark.slow

@@ -4,79 +4,139 @@
 #
 #   DATA=~/data bash results/comparison/run.sh STAGE
 #
-# digits-train     prior, conditional diffusion, cGAN, rcGAN
-# digits-compare   100 test digits, 100 samples each   → results/comparison/digits
-# digits-1000      20 test digits, 1000 samples each   → results/comparison/digits_1000
-# faces-train      64×64: prior, conditional diffusion for three tasks, cGANs, trees
-# faces-compare    eyes, mouth, colourisation          → results/comparison/faces64_<task>
+# digits-train     prior, conditional diffusion, cGAN, rcGAN and the plain MSE network, side by side
+# digits-check     are unconditional digits digits?      → results/comparison/digits_prior.json
+# digits-compare   100 test digits, 100 samples each     → results/comparison/digits
+# digits-1000      20 test digits, 1000 samples each     → results/comparison/digits_1000
+# faces-train      64×64: prior, conditional diffusion for three tasks, cGANs, trees, side by side
+# faces-eyes, faces-mouth, faces-colorize                → results/comparison/faces64_<task>
+# faces-compare    the three of them in a row
 #
 # Variables: DATA (data folder), RUNS (runs), OUT (results/comparison), MODEL (digits: the tree),
-# MINUTES (9), PTREES (ptrees).
+# MINUTES (9), IMAGES (100) and SAMPLES (100) of a comparison, GROUP (10) images sampled together,
+# ONLY (names of methods, e.g. "ddnm ddrm": the others keep what they have, and a last call without
+# it makes the whole table), COMPILE (1: fuse the sampling networks, which takes a minute each), SET
+# (changes of all baselines' recipes, e.g. "baseline.base=48 seed=1"), PTREES (ptrees).
+# TRY=1 rehearses a stage on tiny networks: two images, ten samples, two steps; any computer, minutes.
 set -euo pipefail
 STAGE=${1:?which stage? see the head of this file}
 DATA=${DATA:?set DATA to the data folder}
-RUNS=${RUNS:-runs} OUT=${OUT:-results/comparison} MODEL=${MODEL:-digits}
+RUNS=${RUNS:-runs} OUT=${OUT:-results/comparison} MODEL=${MODEL:-digits} ONLY=${ONLY:-}
 PTREES=${PTREES:-ptrees}
+IMAGES=${IMAGES:-100} SAMPLES=${SAMPLES:-100} GROUP=${GROUP:-10}
 END=$((SECONDS + 60 * ${MINUTES:-9}))
+read -ra CHANGES <<<"${SET:-}"
+BASELINES=()
+for change in ${CHANGES[@]+"${CHANGES[@]}"}; do BASELINES+=(--set "$change"); done
+ALL=() TREES=() CHECK=() STEPS="" REPAINT=""
+if [ "${TRY:-0}" != 0 ]; then
+  ALL=(--set training.batch_size=4 --set training.epochs=1 --set training.compile=false)
+  TREES=(--set network.c_init=1 --set training.picture_every=0)
+  BASELINES+=(--set baseline.base=8 --set baseline.width=9 --set baseline.critic=4 --set baseline.log_every=1)
+  CHECK=(--samples 20 --steps 2)
+  IMAGES=2 SAMPLES=10 GROUP=2 STEPS="steps=2" REPAINT="steps=4,jump=2,resamplings=2"
+fi
 
 left() { # minutes left, at least none
   local seconds=$((END - SECONDS))
-  echo "$(((seconds > 0 ? seconds : 0) / 60)).$(printf %02d $(((seconds > 0 ? seconds : 0) % 60 * 100 / 60)))"
+  seconds=$((seconds > 0 ? seconds : 0))
+  echo "$((seconds / 60)).$(printf %02d $((seconds % 60 * 100 / 60)))"
 }
 
-train() { # recipe name, if there is time
-  if [ $SECONDS -lt $((END - 20)) ]; then
-    $PTREES baseline train "recipes/baselines/$1.toml" --data "$DATA" --out "$RUNS/$1" --minutes "$(left)"
-  fi
+baselines() { # train these recipes one after the other, while there is time
+  local name
+  for name in "$@"; do
+    if [ $SECONDS -lt $((END - 20)) ]; then
+      $PTREES baseline train "recipes/baselines/$name.toml" --data "$DATA" --out "$RUNS/$name" \
+        --minutes "$(left)" ${ALL[@]+"${ALL[@]}"} ${BASELINES[@]+"${BASELINES[@]}"}
+    fi
+  done
 }
 
-trees() { # the trees of the three tasks at 64×64, with the same width and data as the others
-  if [ $SECONDS -lt $((END - 20)) ]; then
-    $PTREES study recipes/faces_eyes.toml recipes/faces_mouth.toml recipes/faces_colorize.toml \
-      --data "$DATA" --runs "$RUNS/faces64" --out "$OUT/faces64_trees" \
-      --set "data.size=[64,64]" --minutes "$(left)"
+trees() { # train trees one after the other: where to, then recipes and options
+  local runs=$1
+  shift
+  $PTREES study "$@" --data "$DATA" --runs "$RUNS/$runs" --out "$RUNS/$runs/judged" \
+    --minutes "$(left)" ${ALL[@]+"${ALL[@]}"} ${TREES[@]+"${TREES[@]}"}
+}
+
+together() { # run these command lines side by side; fail if one of them fails
+  local line pids=() status=0
+  for line in "$@"; do
+    eval "$line" &
+    pids+=($!)
+  done
+  for line in "${pids[@]}"; do wait "$line" || status=1; done
+  return $status
+}
+
+compare() { # model, folder, then NAME RUN SAMPLER OPTIONS of every method
+  local model=$1 folder=$2 mse=$3 methods=() options
+  shift 3
+  while [ $# -gt 0 ]; do
+    options=$4
+    [ -z "$STEPS" ] || options=$STEPS
+    [ -z "$REPAINT" ] || [ "$3" != repaint ] || options=$REPAINT
+    [ "$3" != gan ] || options=""
+    if [ -z "$ONLY" ] || [[ " $ONLY " == *" $1 "* ]]; then
+      methods+=(--method "$1=$RUNS/$2:${3/gan/}:$options")
+    fi
+    shift 4
+  done
+  $PTREES compare "$model" --data "$DATA" --images "$IMAGES" --samples "$SAMPLES" --group "$GROUP" \
+    --mse "$mse" --out "$OUT/$folder" --minutes "$(left)" ${COMPILE:+--compile} "${methods[@]}"
+}
+
+faces() { # task
+  local repaint=()
+  if [ "$1" != colorize ]; then # masks only; 280 evaluations in place of 2410
+    repaint=(repaint-100-10-3 faces64_prior repaint steps=100,jump=10,resamplings=3)
   fi
+  compare "$RUNS/faces64/faces_$1" "faces64_$1" "$RUNS/faces64/faces_$1_plain" \
+    conditional faces64_conditional conditional "" \
+    ddnm faces64_prior ddnm "" \
+    ddrm faces64_prior ddrm "" \
+    cgan "faces64_cgan_$1" gan "" \
+    ${repaint[@]+"${repaint[@]}"}
 }
 
 case $STAGE in
 digits-train)
-  for name in digits_conditional digits_prior digits_rcgan digits_cgan; do train $name; done
+  together "baselines digits_conditional" "baselines digits_prior" \
+    "baselines digits_rcgan digits_cgan" \
+    "trees digits_plain recipes/digits_inpaint.toml --set tree.depth=0 --set network.width=36"
+  ;;
+digits-check)
+  $PTREES baseline digits "$RUNS/digits_prior" --data "$DATA" --out "$OUT/digits_prior.json" \
+    ${CHECK[@]+"${CHECK[@]}"}
   ;;
 digits-compare)
-  $PTREES compare "$MODEL" --data "$DATA" --images 100 --samples 100 --out "$OUT/digits" \
-    --minutes "$(left)" \
-    --method "conditional=$RUNS/digits_conditional" \
-    --method "ddnm=$RUNS/digits_prior:ddnm" \
-    --method "ddrm=$RUNS/digits_prior:ddrm" \
-    --method "cgan=$RUNS/digits_cgan" \
-    --method "rcgan=$RUNS/digits_rcgan" \
-    --method "diffpir=$RUNS/digits_prior:diffpir" \
-    --method "repaint=$RUNS/digits_prior:repaint"
+  compare "$MODEL" digits "$RUNS/digits_plain/digits_inpaint" \
+    conditional digits_conditional conditional "" \
+    ddnm digits_prior ddnm "" \
+    ddrm digits_prior ddrm "" \
+    cgan digits_cgan gan "" \
+    rcgan digits_rcgan gan "" \
+    diffpir digits_prior diffpir "" \
+    repaint digits_prior repaint ""
   ;;
 digits-1000)
-  $PTREES compare "$MODEL" --data "$DATA" --images 20 --samples 1000 --group 5 \
-    --out "$OUT/digits_1000" --minutes "$(left)" \
-    --method "conditional=$RUNS/digits_conditional" \
-    --method "ddnm=$RUNS/digits_prior:ddnm"
+  [ "${TRY:-0}" != 0 ] || IMAGES=20 SAMPLES=1000 GROUP=5
+  compare "$MODEL" digits_1000 "$RUNS/digits_plain/digits_inpaint" \
+    conditional digits_conditional conditional "" \
+    ddnm digits_prior ddnm ""
   ;;
 faces-train)
-  for name in faces64_conditional faces64_prior; do train $name; done
-  trees
-  for task in eyes mouth colorize; do train "faces64_cgan_$task"; done
+  together "baselines faces64_conditional" "baselines faces64_prior" \
+    "trees faces64 recipes/faces_{eyes,mouth,colorize}.toml --plain --set 'data.size=[64,64]'" \
+    "baselines faces64_cgan_eyes faces64_cgan_mouth faces64_cgan_colorize"
+  ;;
+faces-eyes | faces-mouth | faces-colorize)
+  faces "${STAGE#faces-}"
   ;;
 faces-compare)
   for task in eyes mouth colorize; do
-    repaint=()
-    if [ $task != colorize ]; then # masks only; 280 evaluations in place of 2410
-      repaint=(--method "repaint-100-10-3=$RUNS/faces64_prior:repaint:steps=100,jump=10,resamplings=3")
-    fi
-    $PTREES compare "$RUNS/faces64/faces_$task" --data "$DATA" --images 100 --samples 100 \
-      --out "$OUT/faces64_$task" --minutes "$(left)" \
-      --method "conditional=$RUNS/faces64_conditional" \
-      --method "ddnm=$RUNS/faces64_prior:ddnm" \
-      --method "ddrm=$RUNS/faces64_prior:ddrm" \
-      --method "cgan=$RUNS/faces64_cgan_$task" \
-      ${repaint[@]+"${repaint[@]}"} || [ $SECONDS -ge $END ]
+    faces $task || [ $SECONDS -ge $END ]
   done
   ;;
 *)

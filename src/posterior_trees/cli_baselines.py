@@ -1,13 +1,14 @@
 """The commands `ptrees baseline` and `ptrees compare`; heavy imports inside."""
 
 import argparse
+import functools
 import time
 from pathlib import Path
 from typing import Any
 
 
 def add_baseline(commands: Any) -> None:
-    """`ptrees baseline train|sample|bias`."""
+    """`ptrees baseline train|sample|bias|mixture|digits`."""
     parser = commands.add_parser("baseline", help="posterior samplers to compare with")
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
 
@@ -33,11 +34,33 @@ def add_baseline(commands: Any) -> None:
     sample.add_argument("--device", help="cuda, mps or cpu [the best there is]")
     sample.add_argument("--out", type=Path, required=True, help="folder of .npy files")
     sample.set_defaults(run=run_sample)
+    _add_checks(actions)
 
+
+def _add_checks(actions: Any) -> None:
+    """What is measured where the truth is known, or where a classifier knows it."""
     bias = actions.add_parser("bias", help="what samplers get wrong with a perfect denoiser")
     bias.add_argument("--samples", type=int, default=40_000, help="samples per point [40000]")
     bias.add_argument("--out", type=Path, required=True, help="JSON file to write")
     bias.set_defaults(run=run_bias)
+
+    mixture = actions.add_parser("mixture", help="train on the 2-D mixture; hold against the truth")
+    mixture.add_argument("--steps", type=int, default=None, help="training steps [12000]")
+    mixture.add_argument("--out", type=Path, required=True, help="JSON file to write")
+    mixture.set_defaults(run=run_mixture)
+
+    digits = actions.add_parser("digits", help="are a prior's unconditional samples digits?")
+    digits.add_argument("model", metavar="RUN", help="a run folder or file of a prior of digits")
+    _add_data(digits)
+    digits.add_argument("--classifier", type=Path, metavar="FILE",
+                        default=Path("results/studies/classifier.safetensors"),
+                        help="digit reader [results/studies/classifier.safetensors]")  # fmt: skip
+    digits.add_argument("--samples", type=int, default=4000, help="digits to draw [4000]")
+    digits.add_argument("--steps", type=int, default=250, help="of the reverse chain [250]")
+    digits.add_argument("--seed", type=int, default=0)
+    digits.add_argument("--device", help="cuda, mps or cpu [the best there is]")
+    digits.add_argument("--out", type=Path, required=True, help="JSON file to write")
+    digits.set_defaults(run=run_digits)
 
 
 def add_compare(commands: Any) -> None:
@@ -52,6 +75,8 @@ def add_compare(commands: Any) -> None:
     parser.add_argument("--method", action="append", default=[], metavar="METHOD", dest="methods",
                         help="what to compare with; repeat it")  # fmt: skip
     _add_data(parser)
+    parser.add_argument("--mse", metavar="MODEL", help="a network trained for the mean alone (a "
+                        "tree of depth 0), to hold roots against [our root]")  # fmt: skip
     parser.add_argument("--split", choices=("validation", "test"), default="test")
     parser.add_argument("--images", type=int, default=100, help="test images [100]")
     parser.add_argument("--samples", type=int, default=100, help="samples per image [100]")
@@ -60,6 +85,8 @@ def add_compare(commands: Any) -> None:
     parser.add_argument("--minutes", type=float, default=float("inf"),
                         help="stop after so long; the same command continues")  # fmt: skip
     parser.add_argument("--device", help="cuda, mps or cpu [the best there is]")
+    parser.add_argument("--compile", action="store_true",
+                        help="fuse the samplers' networks: a minute each, then faster")  # fmt: skip
     parser.add_argument("--out", type=Path, required=True, help="folder for tables and figures")
     parser.set_defaults(run=run_compare)
 
@@ -119,51 +146,117 @@ def run_sample(arguments: argparse.Namespace) -> None:
 
 
 def run_bias(arguments: argparse.Namespace) -> None:
-    import json
-
     from posterior_trees.baselines.bias import bias_table
     from posterior_trees.progress import track
+
+    _write(arguments.out, bias_table(arguments.samples, watch=track("measuring bias")))
+
+
+def run_mixture(arguments: argparse.Namespace) -> None:
+    from posterior_trees.baselines.learned import Plan, run_checks
+    from posterior_trees.progress import track
+
+    plan = Plan(steps=arguments.steps) if arguments.steps else Plan()
+    result = run_checks(plan, watch=track("training"))
+    for check in result["checks"]:
+        print(
+            "pass" if check["passed"] else "FAIL", *(f"{k} {_short(v)}" for k, v in check.items())
+        )
+    _write(arguments.out, result)
+
+
+def run_digits(arguments: argparse.Namespace) -> None:
+    import torch
+
+    from posterior_trees import store
+    from posterior_trees.baselines.diffusion import DiffusionModel
+    from posterior_trees.baselines.digits import draw_digits, judge_digits
+    from posterior_trees.sampling import load_baseline
+    from posterior_trees.studies.classifier import load_labelled, load_reader
+
+    baseline = load_baseline(arguments.model, arguments.device)
+    model = baseline.model
+    if not isinstance(model, DiffusionModel) or model.is_conditional:
+        raise ValueError(
+            f"{arguments.model} is a {baseline.spec.kind} model; unconditional samples need one "
+            "trained with baseline.kind='prior'"
+        )
+    reader = load_reader(arguments.classifier, baseline.device)
+    _, labels = load_labelled(arguments.data, "train")
+    images, _ = load_labelled(arguments.data, "t10k")
+    real, _ = images.batch(range(len(images)))
+    generator = torch.Generator(baseline.device).manual_seed(arguments.seed)
+    samples = draw_digits(model, images.shape, arguments.samples, steps=arguments.steps,
+                          generator=generator)  # fmt: skip
+    result = judge_digits(samples, real.to(baseline.device), labels, reader)
+    result["reader_accuracy"] = store.read_facts(arguments.classifier).get("test_accuracy")
+    for key in ("class_gap", "sure"):
+        found = result[key]
+        print(f"{'pass' if found['passed'] else 'FAIL'} {key} {_short(found)}")
+    _write(arguments.out, {"schema": 1, "trained": baseline.about, **result})
+
+
+def _write(file: Path, content: Any) -> None:
+    import json
+
     from posterior_trees.store import write_bytes
 
-    table = bias_table(arguments.samples, watch=track("measuring bias"))
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    write_bytes(arguments.out, (json.dumps(table, indent=1) + "\n").encode())
-    print(arguments.out)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_bytes(file, (json.dumps(content, indent=1) + "\n").encode())
+    print(file)
 
 
 def run_compare(arguments: argparse.Namespace) -> None:
-    from posterior_trees.checkpoint import load, load_recipe
-    from posterior_trees.compare import Comparison, choose_inputs, tree_method
     from posterior_trees.compare_report import write_report
-    from posterior_trees.data import load_evaluation
+    from posterior_trees.compare_table import accepted
     from posterior_trees.progress import track
 
     deadline = time.monotonic() + 60 * arguments.minutes
+    comparison, methods, title, reference = set_up(arguments)
+    jobs = [(method, part) for method in methods for part in comparison.parts]
+    for method, part in track("comparing")(jobs):
+        if time.monotonic() < deadline:
+            comparison.run(method, part)
+    table, files = write_report(comparison, methods, title, reference)
+    head, cells = accepted(table)
+    for line in [head, *cells] if cells else []:
+        print("  ".join(line))
+    for path in files:
+        print(path)
+
+
+def set_up(arguments: argparse.Namespace) -> tuple[Any, list[Any], str, dict[str, Any]]:
+    """A comparison, its methods, its title and the network that roots are held against."""
+    from posterior_trees.checkpoint import load, load_recipe
+    from posterior_trees.compare import Comparison, choose_inputs, root_psnr, tree_method
+    from posterior_trees.data import load_evaluation, load_split
+
     recipe = load_recipe(arguments.model)
     predictor = load(arguments.model, arguments.device)
     images = load_evaluation(recipe.data, arguments.data, arguments.split)
     inputs = choose_inputs(predictor, images, arguments.images, arguments.seed)
     arguments.out.mkdir(parents=True, exist_ok=True)
+    training = None  # windows of training images have no nearest one
+    if not recipe.data.patch:
+        training = load_split(recipe.data, arguments.data, "train").to(predictor.device)
     comparison = Comparison(
-        arguments.out, inputs, predictor, group=arguments.group, seed=arguments.seed
-    )
+        arguments.out, inputs, predictor, group=arguments.group, seed=arguments.seed,
+        training=training, is_mirrored="flip" in recipe.data.augment,
+    )  # fmt: skip
     settings = {"model": str(arguments.model), "commit": predictor.about.get("commit", "unknown")}
     methods = [tree_method("ours", predictor, settings)]
     methods += [make_method(text, arguments, predictor, recipe) for text in arguments.methods]
     if len({method.name for method in methods}) < len(methods):
         raise ValueError("two methods have the same name; 'ours' is the model's")
-    jobs = [(method, part) for method in methods for part in comparison.parts]
-    for method, part in track("comparing")(jobs):
-        if time.monotonic() < deadline:
-            comparison.run(method, part)
-    for path in write_report(comparison, methods, title=f"Trees compared: {recipe.task}"):
-        print(path)
+    mean = load(arguments.mse, arguments.device) if arguments.mse else predictor
+    psnr = root_psnr(mean, inputs).double().mean().item()
+    reference = {"name": "the MSE network" if arguments.mse else "our root", "psnr": psnr}
+    return comparison, methods, f"Trees compared: {recipe.task}", reference
 
 
 def make_method(text: str, arguments: argparse.Namespace, predictor: Any, recipe: Any) -> Any:
     """A method from `NAME=RUN[:SAMPLER[:OPTIONS]]` or `NAME=FOLDER`."""
     from posterior_trees.compare import folder_method, sampler_method
-    from posterior_trees.sampling import load_baseline
 
     name, equals, rest = text.partition("=")
     if not (name and equals and rest):
@@ -175,7 +268,7 @@ def make_method(text: str, arguments: argparse.Namespace, predictor: Any, recipe
     if not holds_model and Path(path).is_dir():
         return folder_method(name, Path(path), **common)
     sampler, _, options = more.partition(":")
-    baseline = load_baseline(path, arguments.device)
+    baseline = _load(path, arguments.device, arguments.compile)
     if baseline.recipe.data.channels != recipe.data.channels:
         raise ValueError(
             f"{path} was trained on {baseline.recipe.data.channels} channels, "
@@ -186,6 +279,17 @@ def make_method(text: str, arguments: argparse.Namespace, predictor: Any, recipe
         name, baseline, sampler or baseline.methods()[0], **common,
         options=parse_options(options.split(",") if options else []), settings=about,
     )  # fmt: skip
+
+
+@functools.cache
+def _load(path: str, device: str | None, is_compiled: bool) -> Any:
+    """A baseline, once for all methods that sample with it."""
+    from posterior_trees.sampling import load_baseline
+
+    baseline = load_baseline(path, device)
+    if is_compiled:
+        baseline.model.compile()
+    return baseline
 
 
 def parse_options(texts: list[str]) -> dict[str, Any]:
@@ -212,6 +316,8 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _short(value: Any) -> str:
+    if isinstance(value, dict):
+        return " ".join(f"{k} {_short(v)}" for k, v in value.items())
     if isinstance(value, list):
         return " / ".join(map(_short, value))
     return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -2,8 +2,9 @@
 
 A method turns measurements into trees: our network in one evaluation, a sampler by clustering its
 samples. For every image we keep the values of `metrics.py`, and for samplers how well their samples
-are calibrated. Work is done in groups of images whose results are kept in `OUT/parts`; the same
-command continues where it was stopped, and samples themselves are never stored.
+are calibrated and how far they are from the training images. Work is done in groups of images whose
+results are kept in `OUT/parts`; the same command continues where it was stopped, and samples
+themselves are never stored.
 """
 
 import time
@@ -24,6 +25,7 @@ from posterior_trees.baselines.calibration import (
 )
 from posterior_trees.baselines.cluster import hierarchical_kmeans
 from posterior_trees.baselines.folder import read_samples
+from posterior_trees.baselines.nearest import nearest_distance
 from posterior_trees.data import ImageSet
 from posterior_trees.measure import Inpaint, Measurement, measure_each
 from posterior_trees.metrics import entropy, nll, psnr
@@ -43,6 +45,11 @@ class Inputs(NamedTuple):
     x: Tensor
     y: Tensor
     measurement: Measurement
+
+    @property
+    def hole(self) -> Tensor | None:
+        """The hidden pixels, if the measurement hides some."""
+        return self.measurement.hole if isinstance(self.measurement, Inpaint) else None
 
 
 class Answer(NamedTuple):
@@ -152,8 +159,12 @@ class Comparison:
         group: int = 10,
         seed: int = 0,
         shown: int = SHOWN,
+        training: ImageSet | None = None,
+        is_mirrored: bool = False,
     ) -> None:
         self.folder, self.inputs, self.group, self.seed = folder, inputs, group, seed
+        self.training, self.is_mirrored = training, is_mirrored
+        self.hole = inputs.hole
         count = len(inputs.indices)
         self.shown = sorted({i * count // min(shown, count) for i in range(min(shown, count))})
         with torch.no_grad():
@@ -188,7 +199,7 @@ class Comparison:
         _start_memory(device)
         start = _now(device)
         answer = method.answer(self.inputs, part)
-        facts: dict[str, Any] = {"settings": self._about(method)}
+        facts: dict[str, Any] = {"settings": self._about(method), "size": part.stop - part.start}
         facts |= {"seconds": None, "peak_bytes": None, "evaluations": answer.evaluations}
         if method.is_timed:
             facts |= {"seconds": _now(device) - start, "peak_bytes": _peak_memory(device)}
@@ -227,20 +238,48 @@ class Comparison:
     def _score(self, answer: Answer, part: slice) -> dict[str, Tensor]:
         x, tree = self.inputs.x[part], answer.tree
         values = {"psnr": psnr(tree, x), "nll": nll(tree, x), "entropy": entropy(tree)}
-        if isinstance(self.inputs.measurement, Inpaint):
-            values["psnr_hole"] = psnr(tree, x, self.inputs.measurement.hole)
+        values["psnr_best"] = best_psnr(tree, x, self.hole)
+        if self.hole is not None:
+            values["psnr_hole"] = psnr(tree, x, self.hole)
         if answer.samples is not None:
-            values["variance"], values["error"] = spread_and_skill(answer.samples, x)
-            if usable_count(answer.samples.shape[1]):
-                generator = torch.Generator().manual_seed(self.seed + part.start)
-                directions = self.directions[part].to(x)
-                values["ranks"] = ranks(answer.samples, x, directions, generator)
+            values |= self._judge_samples(answer.samples, x, part)
         for place in self.shown:
             if part.start <= place < part.stop:
                 mine = tree[place - part.start]
                 values[f"tree.{place}.leaves"] = mine.leaves
                 values[f"tree.{place}.log_probs"] = mine.log_probs[-1]
         return values
+
+    def _judge_samples(self, samples: Tensor, x: Tensor, part: slice) -> dict[str, Tensor]:
+        values = dict(zip(("variance", "error"), spread_and_skill(samples, x), strict=True))
+        if usable_count(samples.shape[1]):
+            generator = torch.Generator().manual_seed(self.seed + part.start)
+            values["ranks"] = ranks(samples, x, self.directions[part].to(x), generator)
+        if self.training is not None:
+            options = self.training, self.hole, self.is_mirrored
+            found = nearest_distance(samples.flatten(0, 1), *options)
+            values["nearest"] = found.unflatten(0, samples.shape[:2]).mean(dim=1)
+            values["nearest_truth"] = nearest_distance(x, *options)
+        return values
+
+
+def best_psnr(tree: Tree, x: Tensor, mask: Tensor | None = None) -> Tensor:
+    """PSNR `(b, levels)` of the best of all nodes of each level, on the greedy path or not."""
+    values = []
+    for images, log_probs in zip(tree.images, tree.log_probs, strict=True):
+        squares = (images - x.unsqueeze(1)).square()
+        squares = squares if mask is None else squares[..., mask]
+        errors = squares.flatten(2).mean(dim=2).masked_fill(log_probs.isneginf(), torch.inf)
+        values.append(-10 * errors.amin(dim=1).log10())
+    return torch.stack(values, dim=1)
+
+
+def root_psnr(predictor: TreePredictor, inputs: Inputs) -> Tensor:
+    """PSNR `(b,)` of a predictor's root, over the hole where there is one: with a tree of depth 0,
+    that of a network trained for the posterior mean alone."""
+    batches = zip(inputs.x.split(64), inputs.y.split(64), strict=True)
+    with torch.no_grad():
+        return torch.cat([psnr(predictor(y), x, inputs.hole)[:, 0] for x, y in batches])
 
 
 def _now(device: torch.device) -> float:

@@ -14,10 +14,14 @@ from posterior_trees.store import write_bytes
 from posterior_trees.tree import Tree
 
 
-def write_report(comparison: Comparison, methods: Sequence[Method], title: str) -> list[Path]:
-    """Write `table.json`, `.md` and `.tex`, `per_image.json` and one figure per kept image.
+def write_report(
+    comparison: Comparison, methods: Sequence[Method], title: str, reference: dict[str, Any]
+) -> tuple[dict[str, Any], list[Path]]:
+    """Write `table.json`, `.md` and `.tex`, `per_image.json` and one figure per kept image; returns
+    the table and the files.
 
     Methods that are not finished are left out and named in the title; the first one is ours.
+    `reference` has the name and the mean root PSNR of the network that roots are held against.
     """
     finished = [method for method in methods if comparison.is_done(method)]
     missing = [method.name for method in methods if method not in finished]
@@ -27,10 +31,10 @@ def write_report(comparison: Comparison, methods: Sequence[Method], title: str) 
     rows, per_image, ours = [], {}, None
     for method in finished:
         values, facts = comparison.collect(method)
-        rows.append(make_row(method.name, values, facts, ours))
+        rows.append(make_row(method.name, values, facts, ours, reference["psnr"]))
         ours = values if ours is None else ours
         per_image[method.name] = {name: tensor.tolist() for name, tensor in values.items()}
-    table = make_table(title, comparison.settings, rows)
+    table = make_table(title, comparison.settings, reference, rows)
     texts = {
         "table.json": json.dumps(table, indent=1) + "\n",
         "table.md": to_markdown(table),
@@ -39,7 +43,8 @@ def write_report(comparison: Comparison, methods: Sequence[Method], title: str) 
     }
     for name, text in texts.items():
         write_bytes(comparison.folder / name, text.encode())
-    return [comparison.folder / name for name in texts] + _figures(comparison, finished)
+    files = [comparison.folder / name for name in texts]
+    return table, files + _figures(comparison, finished)
 
 
 def _figures(comparison: Comparison, methods: Sequence[Method]) -> list[Path]:

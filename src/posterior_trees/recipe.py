@@ -191,12 +191,24 @@ def read_recipe(file: str | PathLike[str], changes: tuple[str, ...] | list[str] 
 def parse_recipe(
     text: str, changes: tuple[str, ...] | list[str] = (), origin: str = "the recipe"
 ) -> Recipe:
+    return build_recipe(parse_table(text, changes, origin), origin)
+
+
+def parse_table(
+    text: str, changes: tuple[str, ...] | list[str] = (), origin: str = "the recipe"
+) -> dict[str, Any]:
+    """TOML as plain tables, with changes applied and nothing checked."""
     try:
         table = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise RecipeError(f"{origin} is not valid TOML: {error}") from error
     for change in changes:
         _apply(table, change)
+    return table
+
+
+def build_recipe(table: dict[str, Any], origin: str) -> Recipe:
+    """The recipe of a table, on top of what its task says."""
     task = str(table.get("task", ""))
     if task not in TASKS and not ("data" in table and "measurement" in table):
         known = ", ".join(TASKS)
@@ -207,7 +219,7 @@ def parse_recipe(
     merged: dict[str, Any] = {section: dict(keys) for section, keys in TASKS.get(task, {}).items()}
     for key, value in table.items():
         merged[key] = {**merged.get(key, {}), **value} if isinstance(value, dict) else value
-    return _build(Recipe, merged, origin, prefix="")
+    return build_section(Recipe, merged, origin, prefix="")
 
 
 def write_recipe(recipe: Recipe) -> str:
@@ -250,7 +262,8 @@ def check(recipe: Recipe) -> None:
         raise RecipeError('measurement.kind "paired" needs data.kind "pairs" or "edges"')
 
 
-def _build(cls: type, table: dict[str, Any], origin: str, prefix: str) -> Any:
+def build_section(cls: type, table: dict[str, Any], origin: str, prefix: str) -> Any:
+    """A dataclass from a TOML table; `prefix` is what precedes its keys in messages."""
     types = get_type_hints(cls)
     values = {}
     for key, value in table.items():
@@ -261,7 +274,8 @@ def _build(cls: type, table: dict[str, Any], origin: str, prefix: str) -> Any:
         if dataclasses.is_dataclass(wanted):
             if not isinstance(value, dict):
                 raise RecipeError(f"{origin}: {name!r} is a section, not a value")
-            values[key] = _build(wanted, value, origin, prefix=name + ".")  # type: ignore[arg-type]
+            inner: Any = wanted
+            values[key] = build_section(inner, value, origin, prefix=name + ".")
         else:
             values[key] = _convert(value, wanted, name, origin)
     return cls(**values)

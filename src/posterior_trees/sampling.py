@@ -94,7 +94,8 @@ class Baseline:
     ) -> tuple[Float[Tensor, "b {n} *shape2"], int]:
         """`n` samples of every `y`, images in [0, 1], and the network evaluations of each sample.
 
-        A sample is an image: values are clamped to [0, 1] after the sampler is done.
+        `options` are those of the method; `noise`, of DDNM and DDRM, is in the scale of `y`. A
+        sample is an image: values are clamped to [0, 1] after the sampler is done.
         """
         method = method or self.methods()[0]
         if method not in self.methods():
@@ -102,15 +103,8 @@ class Baseline:
                 f"a {self.spec.kind} model cannot sample by {method!r}; it can by "
                 + ", ".join(map(repr, self.methods()))
             )
-        measurement = measurement.to(self.device)
-        y = y.to(self.device)
-        if self.spec.kind != "prior" and not any(
-            _is_same(measurement, m) for m in self.measurements
-        ):
-            raise ValueError(
-                f"this {self.spec.kind} model was not trained for this measurement "
-                f"({type(measurement).__name__}); its recipe must have the same, of the same size"
-            )
+        measurement, y = measurement.to(self.device), y.to(self.device)
+        self._check_trained_for(measurement)
         if isinstance(self.model, GanModel):
             return self.model.sample(measurement, y, n, generator).clamp(0, 1), 1
         denoise = ImageDenoiser(self.model)
@@ -118,11 +112,21 @@ class Baseline:
             measurement = Denoise(2 * measurement.sigma)
         sampler = SAMPLERS[method]
         _check_options(method, options)
+        if "noise" in options:
+            options["noise"] *= 2  # samplers work in [-1, 1]
         clip = CLIP.get(method)
         samples = sampler(
             denoise, measurement, 2 * y - 1, n, generator=generator, clip=clip, **options
         )
         return ((samples + 1) / 2).clamp(0, 1), denoise.evaluations
+
+    def _check_trained_for(self, measurement: Measurement) -> None:
+        if self.spec.kind == "prior" or any(_is_same(measurement, m) for m in self.measurements):
+            return
+        raise ValueError(
+            f"this {self.spec.kind} model was not trained for this measurement "
+            f"({type(measurement).__name__}); its recipe must have the same, of the same size"
+        )
 
 
 def build_measurements(recipe: Recipe, spec: BaselineSpec) -> list[Measurement]:

@@ -1,12 +1,9 @@
 r"""Training of the baselines: one loop for diffusion models and GANs, resumable at any moment.
 
 Everything random in step $s$ follows from (seed, $s$), as in the trees' own trainer. The weights
-that sample are a running average with a half-life that grows with the run (Karras et al. 2022):
-
-$$ \text{decay} = 2^{-\text{batch} / h}, \qquad
-   h = \min(500\,000,\; 0.05 \cdot \text{images seen}). $$
-
-A fixed decay of 0.9999 would leave the random first weights in a short run.
+that sample are a running average (`baselines/weights.py`). Training ends with the recipe's epochs,
+or when the held-out loss has not fallen for `baseline.patience` log lines: a model that starts to
+memorise its images gets no better.
 
 What a model learns from one batch is its learner's business (`make_learner`): `draw` makes the
 inputs of a step, `learn` takes the optimisers' steps, `validate` looks at held-out images.
@@ -22,16 +19,16 @@ import torch
 from torch import Tensor
 
 from posterior_trees.baselines.spec import BaselineSpec, spec_to_facts
+from posterior_trees.baselines.weights import average_share, set_rate
 from posterior_trees.capture import Capture
 from posterior_trees.checkpoint import best_device, provenance
 from posterior_trees.data import ImageSet, load_split
 from posterior_trees.data.augment import augment
-from posterior_trees.optimize import Schedule
+from posterior_trees.optimize import Average, Schedule
 from posterior_trees.recipe import Recipe
 from posterior_trees.run import Run, RunError
 from posterior_trees.sampling import Baseline, make_learner, save_baseline
 
-HALF_LIFE_IMAGES, HALF_LIFE_SHARE = 500_000, 0.05
 VALIDATION_IMAGES = 512
 
 
@@ -64,6 +61,8 @@ def fit_baseline(
     loop.resume()
     steps: Iterator[int] = iter(range(loop.step, loop.total_steps))
     for step in watch(steps, loop.step, loop.total_steps) if watch else steps:
+        if loop.is_stale:
+            break
         loop.advance(step)
         if time.monotonic() > deadline:
             break
@@ -97,19 +96,19 @@ class Loop:
         captures = self.device.type == "cuda" and self.recipe.training.capture
         is_captured = captures and self.learner.can_capture
         self.learn = Capture(self._learn) if is_captured else self._learn
-        floats = self.learner.network.state_dict()
-        self.average = {k: v.clone() for k, v in floats.items() if v.is_floating_point()}
-        self.weights = [v for v in floats.values() if v.is_floating_point()]
+        self.average = Average(self.learner.network, 0)
         self.losses: list[Tensor] = []
-        self.step, self.seconds, self.best = 0, 0.0, math.inf
+        self.step, self.seconds, self.best, self.stale = 0, 0.0, math.inf, 0
         self.saved_at = time.monotonic()
         self.order: tuple[int, Tensor] | None = None
 
     def advance(self, step: int) -> None:
         """One batch, and from time to time a log line and a save."""
         start = time.monotonic()
-        self._set_rates(step)
-        losses = self.learn(*self._inputs(step), self._share(step))
+        for optimizer in self.learner.optimizers:
+            set_rate(optimizer, self.schedule, step)
+        share = torch.full((), average_share(step, self.batch_size), device=self.device)
+        losses = self.learn(*self._inputs(step), share)
         self.losses.append(losses.clone())
         self.step = step + 1
         self.seconds += time.monotonic() - start
@@ -121,9 +120,7 @@ class Loop:
 
     def _learn(self, *inputs: Tensor) -> Tensor:
         losses = self.learner.learn(*inputs[:-1])
-        change = torch._foreach_sub(self.weights, list(self.average.values()))
-        torch._foreach_mul_(change, inputs[-1])
-        torch._foreach_add_(list(self.average.values()), change)
+        self.average.update(inputs[-1])
         return losses
 
     def _inputs(self, step: int) -> tuple:
@@ -142,19 +139,10 @@ class Loop:
         self.learner.network.train()
         return self.learner.draw(x, y, generator)
 
-    def _set_rates(self, step: int) -> None:
-        for optimizer in self.learner.optimizers:
-            for group in optimizer.param_groups:
-                rate = self.schedule.lr(group["base_lr"], step)
-                if isinstance(group["lr"], Tensor):
-                    group["lr"].fill_(rate)
-                else:
-                    group["lr"] = rate
-
-    def _share(self, step: int) -> Tensor:
-        """Weight of the new weights in their running average."""
-        half_life = min(HALF_LIFE_IMAGES, HALF_LIFE_SHARE * (step + 1) * self.batch_size)
-        return torch.full((), 1 - 0.5 ** (self.batch_size / half_life), device=self.device)
+    @property
+    def is_stale(self) -> bool:
+        """Whether the held-out loss has not fallen for as long as the recipe waits."""
+        return 0 < self.spec.patience <= self.stale
 
     def _log(self) -> None:
         losses = torch.stack(self.losses).float().mean(dim=0)
@@ -172,8 +160,9 @@ class Loop:
             x, y = self.held_out.batch(index)
             y = None if y is None else y.to(self.device)
             line |= self.learner.validate(x.to(self.device), y, self.recipe.seed)
+        self.stale += 1
         if line.get("val_loss", -math.inf) < self.best:
-            self.best = line.get("val_loss", math.inf)
+            self.best, self.stale = line.get("val_loss", math.inf), 0
             self._export()
         self.learner.network.load_state_dict(before)
         self.run.log(line)
@@ -194,7 +183,7 @@ class Loop:
     def swap_in_average(self) -> dict[str, Tensor]:
         """Put the averaged weights into the network; returns those that were there."""
         before = {k: v.clone() for k, v in self.learner.network.state_dict().items()}
-        self.learner.network.load_state_dict({**before, **self.average})
+        self.learner.network.load_state_dict({**before, **self.average.values})
         self.learner.network.eval()
         return before
 
@@ -207,9 +196,10 @@ class Loop:
                 "step": self.step,
                 "seconds": self.seconds,
                 "best": self.best if math.isfinite(self.best) else None,
+                "stale": self.stale,
                 "spec": spec_to_facts(self.spec),
                 "model": dict(self.learner.model.state_dict()),
-                "average": self.average,
+                "average": self.average.values,
                 "losses": losses,
                 "optimizers": states,
             }
@@ -229,9 +219,9 @@ class Loop:
             )
         self.step, self.seconds = state["step"], state["seconds"]
         self.best = math.inf if state["best"] is None else state["best"]
+        self.stale = state["stale"]
         self.learner.model.load_state_dict(state["model"])
-        for name, tensor in state["average"].items():
-            self.average[name].copy_(tensor)
+        self.average.load(state["average"])
         self.losses = list(state["losses"].to(self.device))
         for number, optimizer in enumerate(self.learner.optimizers):
             slots = {int(k): v for k, v in state["optimizers"].get(str(number), {}).items()}

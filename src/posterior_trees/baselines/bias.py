@@ -8,6 +8,9 @@ $x_1$,
 - `tv`, the total variation between the masses of the modes (cells around the components' $x_2$),
 - `sd_ratio`, the standard deviation over the true one: below 1 is under-dispersed.
 
+Rows with `noise` in their name observe coordinate 1 with that much noise: the truth is then a
+mixture in both coordinates, and `seen_w1`, `seen_sd_ratio` are those of coordinate 1.
+
 DDNM, DDRM, RePaint, DPS and DiffPIR are *not* exact posterior samplers: a test that asks correct
 code for the analytic posterior would fail. `results/baselines/mixture_bias.json` holds what they
 do, and the tests pin it.
@@ -48,6 +51,8 @@ SAMPLERS: dict[str, tuple[Callable, dict[str, Any]]] = {
     "dps-1000-zeta-0.03": (dps, {"zeta": 0.03}),
     "diffpir-100": (diffpir, {}),
     "diffpir-20": (diffpir, {"steps": 20}),
+    "ddnm-100-noise-0.4": (ddnm, {"noise": 0.4}),
+    "ddrm-20-noise-0.4": (ddrm, {"noise": 0.4}),
 }
 """Every sampler with its published settings, and the variants that explain them."""
 
@@ -60,7 +65,12 @@ def measure_bias(name: str, n: int = 40_000, seed: int = 0) -> dict[str, Any]:
     generator = torch.Generator().manual_seed(seed)
     samples = sampler(denoise, HIDE_SECOND, y, n, generator=generator, **options)
     row: dict[str, Any] = {"name": name, "evaluations": denoise.evaluations, "n": n, "seed": seed}
-    scores = [judge(x[:, 1], Line.given(denoise.mixture, x[0, 0].item())) for x in samples]
+    noise, scores = options.get("noise", 0.0), []
+    for x, first in zip(samples, y[:, 0].tolist(), strict=True):
+        scores.append(judge(x[:, 1], Line.given(denoise.mixture, first, noise)))
+        if noise:
+            seen = judge(x[:, 0], Line.seen(denoise.mixture, first, noise))
+            scores[-1] |= {f"seen_{key}": seen[key] for key in ("w1", "sd_ratio")}
     return row | {key: [score[key] for score in scores] for key in scores[0]}
 
 
@@ -75,16 +85,24 @@ HIDE_SECOND = Inpaint(torch.tensor([False, True]), fill=0.0)
 
 
 class Line:
-    """A mixture on the line: the law of coordinate 2, given coordinate 1."""
+    """A mixture on the line: the law of a coordinate, given the first one or a noisy look at it."""
 
     def __init__(self, weights: Tensor, means: Tensor, variance: float) -> None:
         self.weights, self.means, self.variance = weights, means, variance
 
     @classmethod
-    def given(cls, mixture: GaussianMixture, first: float) -> "Line":
-        logs = mixture.weights.log()
-        logs = logs - 0.5 * (first - mixture.means[:, 0]).square() / mixture.variance
+    def given(cls, mixture: GaussianMixture, first: float, noise: float = 0.0) -> "Line":
+        """Coordinate 2, given coordinate 1 seen with this much noise."""
+        logs, total = mixture.weights.log(), mixture.variance + noise**2
+        logs = logs - 0.5 * (first - mixture.means[:, 0]).square() / total
         return cls(logs.softmax(dim=0), mixture.means[:, 1], mixture.variance)
+
+    @classmethod
+    def seen(cls, mixture: GaussianMixture, first: float, noise: float) -> "Line":
+        """Coordinate 1 itself, given a noisy look at it."""
+        share = mixture.variance / (mixture.variance + noise**2)
+        centers = mixture.means[:, 0] + share * (first - mixture.means[:, 0])
+        return cls(cls.given(mixture, first, noise).weights, centers, share * noise**2)
 
     def std(self) -> float:
         mean = self.weights @ self.means

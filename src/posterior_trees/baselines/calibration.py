@@ -11,17 +11,23 @@ one sample errs $1 + v$ times as much as the mean of all.
 **Rank test.** Along a direction that does not depend on the truth, the rank of the truth among $P$
 exact samples is uniform. Ranks of all images and directions fill ten bins; $\chi^2$ with 9 degrees
 of freedom is below 21.7 in 99 % of cases. A U-shaped histogram means samples too narrow.
+
+**Root.** The mean of many exact samples is the posterior mean up to $10 \log_{10}(1 + 1/P)$ dB, so
+its PSNR must be that of a network trained for it.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 BINS = 10
-ACCEPTED_V, ACCEPTED_CHI2 = (0.88, 1.08), 25.0
-"""What a conditional diffusion model must reach to be called trained."""
+ACCEPTED_V, ACCEPTED_CHI2, ACCEPTED_GAP = (0.88, 1.08), 25.0, 0.3
+"""What a diffusion model must reach to be called trained: v, χ², and dB below an MSE network."""
+ENOUGH_RANKS = 600
+"""Fewer ranks than this decide nothing."""
 
 
 def spread_and_skill(
@@ -100,3 +106,22 @@ def choose_directions(
     kept = min(len(axes) for axes in halves)
     mine = torch.stack([halves[number % 2][:kept] for number in range(images)])
     return torch.cat([random, mine], dim=1)
+
+
+def accept(v: float, chi2: float | None, count: int, root_gap: float) -> dict[str, Any]:
+    """The three tests of a diffusion model, each with its value, limit and whether it passed.
+
+    `count` is the number of ranks behind `chi2`; `root_gap` the PSNR of the root minus that of an
+    MSE network. A test that cannot be decided has None, and so has the verdict then.
+    """
+    is_ranked = chi2 is not None and count >= ENOUGH_RANKS
+    tests = {
+        "v": {"value": v, "limit": list(ACCEPTED_V),
+              "passed": ACCEPTED_V[0] <= v <= ACCEPTED_V[1]},
+        "chi2": {"value": chi2, "limit": ACCEPTED_CHI2, "ranks": count,
+                 "passed": chi2 < ACCEPTED_CHI2 if is_ranked else None},
+        "root": {"value": root_gap, "limit": -ACCEPTED_GAP, "passed": root_gap >= -ACCEPTED_GAP},
+    }  # fmt: skip
+    verdicts = [test["passed"] for test in tests.values()]
+    passed = False if False in verdicts else None if None in verdicts else True
+    return {**tests, "passed": passed}

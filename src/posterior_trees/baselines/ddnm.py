@@ -12,8 +12,20 @@ unprojected estimate. The published code has a second, "simplified" path that ad
 this; we follow the formula. DDNM is *not* an exact posterior sampler, even with a perfect denoiser:
 it is under-dispersed and favours modes that lie between others (results/baselines).
 
+**Noisy measurements** (DDNM+): $y = A x + \sigma_y n$ has noise $\sigma = \sigma_y / d$ along what
+$A$ sees, $d$ its singular value. With $a = \sqrt{\bar\alpha'}$ and $s = \sqrt{1-\bar\alpha'}$ the
+estimate goes a share $\lambda$ of the way to $y$, and the seen part gets fresh noise of deviation
+$\tau$:
+
+$$ s \ge a \sigma:\; \lambda = 1,\; \tau^2 = s^2 - a^2 \sigma^2, \qquad
+   s < a \sigma:\; \lambda = \frac{s \sqrt{1-\eta^2}}{a \sigma},\; \tau = \eta s . $$
+
+The published short form ($\tau = 0$ below the threshold) would give one point for $A = I$. As
+$\sigma_y \to 0$ the seen part has fresh noise only, no $e$: the limit is DDRM at the same steps.
+
 Time travel (`travel_length`, `travel_repeat`) goes up again and repeats. Choice: it re-noises the
-projected estimate, where the published code takes the unprojected one.
+projected estimate, where the published code takes the unprojected one; with noise, the unprojected
+one, since the other has the noise of $y$ already.
 """
 
 import math
@@ -32,6 +44,7 @@ from posterior_trees.baselines.process import (
     gather,
     noise_in,
     normal_like,
+    seen_noise,
     spaced_times,
     spread,
     travel_times,
@@ -50,24 +63,41 @@ def ddnm(
     eta: float | int = 0.85,
     travel_length: int = 1,
     travel_repeat: int = 1,
+    noise: float | int = 0.0,
     generator: torch.Generator | None = None,
     clip: Clip = None,
 ) -> Float[Tensor, "b {n} *shape2"]:
-    """`n` samples of every `y`, all of which agree with it. Defaults: the published settings."""
+    """`n` samples of every `y`, all of which agree with it unless it has noise (`noise`, its
+    standard deviation in the denoiser's scale). Defaults: the published settings."""
     check_noise_free(measurement, "ddnm")
     levels = spaced_times(len(denoise.alpha_bar), steps)[::-1]  # −1, then upwards
     visits = travel_times(steps, travel_length, travel_repeat)
-    known = spread(y, n)
+    known, sigma = spread(y, n), seen_noise(measurement, noise)
     x = normal_like(spread(measurement.naive(y), n), generator)
     x0 = x
     for step, step_next in pairwise(visits):
-        t, t_next = levels[step + 1], levels[step_next + 1]
-        alpha_next = alpha_at(denoise.alpha_bar, t_next)
-        noise = normal_like(x, generator)
-        if step_next < step:
-            estimate = clamp(denoise(x, t), clip)
-            e = noise_in(x, estimate, alpha_at(denoise.alpha_bar, t))
-            x0 = measurement.impose(estimate, known)
-            noise = eta * noise + math.sqrt(1 - eta**2) * e
-        x = math.sqrt(alpha_next) * x0 + math.sqrt(1 - alpha_next) * noise
+        t, alpha_next = levels[step + 1], alpha_at(denoise.alpha_bar, levels[step_next + 1])
+        z = normal_like(x, generator)
+        if step_next > step:
+            x = math.sqrt(alpha_next) * x0 + math.sqrt(1 - alpha_next) * z
+            continue
+        x0 = clamp(denoise(x, t), clip)
+        e = noise_in(x, x0, alpha_at(denoise.alpha_bar, t))
+        mixed = math.sqrt(1 - alpha_next) * (eta * z + math.sqrt(1 - eta**2) * e)
+        agreed = measurement.impose(x0, known)
+        if sigma:
+            trust, deviation = plus(alpha_next, sigma, eta)
+            agreed = torch.lerp(x0, agreed, trust)
+            mixed = deviation * z + measurement.project(mixed - deviation * z)
+        else:
+            x0 = agreed
+        x = math.sqrt(alpha_next) * agreed + mixed
     return gather(x, n)
+
+
+def plus(alpha: float, sigma: float, eta: float | int) -> tuple[float, float]:
+    r"""$\lambda$ and $\tau$ of DDNM+ at a level."""
+    a, s = math.sqrt(alpha), math.sqrt(1 - alpha)
+    if s >= a * sigma:
+        return 1.0, math.sqrt(s**2 - (a * sigma) ** 2)
+    return s * math.sqrt(1 - eta**2) / (a * sigma), eta * s

@@ -2,15 +2,19 @@ r"""DDRM: a diffusion chain in the singular vectors of $A$ (Kawar, Elad, Ermon, 
 
 In the scale $\bar x = x_t / \sqrt{\bar\alpha}$, with noise of
 $\sigma^2 = (1-\bar\alpha)/\bar\alpha$, components that $A$ cannot see follow the prior and the
-others follow $y$ (noise-free case):
+others follow $y$, whose noise along a singular vector of value $d$ is $\tau = \sigma_y / d$:
 
-$$ \text{unseen:}\quad \bar x' = \hat x_0 + \sigma' \bigl(\sqrt{1-\eta^2}\; e + \eta z\bigr), \qquad
-   \text{seen:}\quad \bar x' = (1-\eta_b)\, \hat x_0 + \eta_b\, A^\dagger y + \sigma' z . $$
+$$ \text{unseen:}\quad \bar x' = \hat x_0 + \sigma' \bigl(\sqrt{1-\eta^2}\; e + \eta z\bigr), $$
+$$ \text{seen, } \sigma' \ge \tau:\quad \bar x' = (1-\eta_b)\, \hat x_0 + \eta_b\, A^\dagger y
+   + \sqrt{\sigma'^2 - \eta_b^2 \tau^2}\; z, $$
+$$ \text{seen, } \sigma' < \tau:\quad \bar x' = \hat x_0
+   + \sqrt{1-\eta^2}\, \tfrac{\sigma'}{\tau} (A^\dagger y - \hat x_0) + \eta \sigma' z . $$
 
 The update is the same in every orthonormal basis of either space, so the projections of
-`Measurement` replace the SVD. At the last step $\sigma' = 0$ and the seen part is $y$ itself (the
-published code's strict comparisons miss that case). With $\eta_b = 1$ this is DDNM with fresh noise
-on the seen part, so at equal steps they are alike; its published 20 steps make it worse.
+`Measurement` replace the SVD. Without noise $\sigma' = 0$ at the last step and the seen part is $y$
+itself (the published code's strict comparisons miss that case). With $\eta_b = 1$ this is DDNM with
+fresh noise on the seen part, so at equal steps they are alike (with noise, DDNM+ is the very same
+chain); its published 20 steps make it worse.
 """
 
 import math
@@ -29,6 +33,7 @@ from posterior_trees.baselines.process import (
     gather,
     noise_in,
     normal_like,
+    seen_noise,
     spaced_times,
     spread,
 )
@@ -45,23 +50,45 @@ def ddrm(
     steps: int = 20,
     eta: float | int = 0.85,
     eta_b: float | int = 1.0,
+    noise: float | int = 0.0,
     generator: torch.Generator | None = None,
     clip: Clip = None,
 ) -> Float[Tensor, "b {n} *shape2"]:
-    """`n` samples of every `y`, all of which agree with it. Defaults: the published settings."""
+    """`n` samples of every `y`, all of which agree with it unless it has noise (`noise`, its
+    standard deviation in the denoiser's scale). Defaults: the published settings."""
     check_noise_free(measurement, "ddrm")
-    times = spaced_times(len(denoise.alpha_bar), steps)
+    times, tau = spaced_times(len(denoise.alpha_bar), steps), seen_noise(measurement, noise)
     plain = spread(measurement.naive(y), n)
     seen = plain - measurement.project(plain)
     alpha = alpha_at(denoise.alpha_bar, times[0])
-    scaled = seen + math.sqrt((1 - alpha) / alpha) * normal_like(plain, generator)
+    scaled = start(measurement, seen, math.sqrt((1 - alpha) / alpha), tau, generator)
     for t, t_next in pairwise(times):
         alpha, alpha_next = (alpha_at(denoise.alpha_bar, level) for level in (t, t_next))
         x = math.sqrt(alpha) * scaled
         x0 = clamp(denoise(x, t), clip)
         e, z = noise_in(x, x0, alpha), normal_like(x, generator)
-        sigma_next = math.sqrt((1 - alpha_next) / alpha_next)
-        unseen = x0 + sigma_next * (math.sqrt(1 - eta**2) * e + eta * z)
-        guided = (1 - eta_b) * x0 + sigma_next * z
-        scaled = eta_b * seen + guided + measurement.project(unseen - guided)
-    return gather(measurement.impose(scaled, spread(y, n)), n)
+        sigma = math.sqrt((1 - alpha_next) / alpha_next)
+        unseen = x0 + sigma * (math.sqrt(1 - eta**2) * e + eta * z)
+        if sigma >= tau:
+            trust, deviation = eta_b, math.sqrt(sigma**2 - (eta_b * tau) ** 2)
+        else:
+            trust, deviation = math.sqrt(1 - eta**2) * sigma / tau, eta * sigma
+        guided = (1 - trust) * x0 + deviation * z
+        scaled = trust * seen + guided + measurement.project(unseen - guided)
+    samples = scaled if noise else measurement.impose(scaled, spread(y, n))
+    return gather(samples, n)
+
+
+def start(
+    measurement: Measurement,
+    seen: Float[Tensor, "bn *shape"],
+    sigma: float,
+    tau: float,
+    generator: torch.Generator | None,
+) -> Float[Tensor, "bn *shape"]:
+    """The first state: about what is seen if that is less noisy than the first level."""
+    z = sigma * normal_like(seen, generator)
+    if sigma <= tau:
+        return z
+    narrow = math.sqrt(1 - (tau / sigma) ** 2) * z
+    return seen + narrow + measurement.project(z - narrow)

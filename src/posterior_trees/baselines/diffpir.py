@@ -26,9 +26,10 @@ from posterior_trees.baselines.process import (
     gather,
     noise_in,
     normal_like,
+    row_norm,
     spread,
 )
-from posterior_trees.measure import Colorize, Downsample, Measurement
+from posterior_trees.measure import Measurement
 
 
 @torch.no_grad()
@@ -70,10 +71,3 @@ def quad_times(levels: int, steps: int) -> list[int]:
         raise ValueError(f"steps is {steps}; this denoiser allows 2 to {levels}")
     down = [int(math.sqrt(i / (steps - 1)) * levels) for i in range(steps)]
     return [levels - 1 - min(place, levels - 1) for place in down]
-
-
-def row_norm(measurement: Measurement) -> float:
-    r"""$c$ of $A A^\top = c\,I$."""
-    if isinstance(measurement, Colorize):
-        return 1 / 3
-    return 1 / measurement.factor**2 if isinstance(measurement, Downsample) else 1.0

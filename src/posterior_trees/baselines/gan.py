@@ -19,6 +19,7 @@ Neither is MAT, the GAN of the paper's Table 1, which cannot be reproduced at th
 """
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 import torch
@@ -26,9 +27,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from posterior_trees.baselines.diffusion import make_adam, see, seen_channels
+from posterior_trees.baselines.diffusion import see, seen_channels
 from posterior_trees.baselines.spec import BaselineSpec
 from posterior_trees.baselines.unet import crop, pad
+from posterior_trees.baselines.weights import make_adam
 from posterior_trees.measure import Measurement
 from posterior_trees.networks.unet import UNet
 from posterior_trees.recipe import Recipe
@@ -98,7 +100,7 @@ class Critic(nn.Sequential):
         super().__init__(*layers, *pool)
 
 
-class GanLearner:
+class GanLearner(ABC):
     """What both GANs share: alternating steps of critic and generator."""
 
     can_capture = False
@@ -148,11 +150,13 @@ class GanLearner:
         (gradient,) = torch.autograd.grad(values.sum(), scaled, create_graph=True)
         return values, gradient.flatten(1)
 
+    @abstractmethod
     def critic_loss(self, x: Tensor, seen: Tensor, samples: Tensor, u: Tensor) -> Tensor:
-        raise NotImplementedError(f"{type(self).__name__} has no critic")
+        """Real images against the first of each input's samples; `u` is uniform in [0, 1]."""
 
+    @abstractmethod
     def generator_loss(self, x: Tensor, seen: Tensor, samples: Tensor) -> Tensor:
-        raise NotImplementedError(f"{type(self).__name__} has no generator")
+        """What the samples `(p, b, …)` of the inputs lose."""
 
     @torch.no_grad()
     def validate(

@@ -20,7 +20,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from posterior_trees.measure import Denoise, Measurement, Paired
+from posterior_trees.measure import Colorize, Denoise, Downsample, Measurement, Paired
 
 Clip = tuple[float, float] | None
 
@@ -124,6 +124,20 @@ def check_noise_free(measurement: Measurement, name: str) -> None:
             f"{name} needs a measurement without noise that can be imposed on an image "
             f"(Inpaint, Colorize, Downsample), not {kind}; use {remedy}"
         )
+
+
+def row_norm(measurement: Measurement) -> float:
+    r"""$c$ of $A A^\top = c\,I$, the square of all singular values of $A$."""
+    if isinstance(measurement, Colorize):
+        return 1 / 3
+    return 1 / measurement.factor**2 if isinstance(measurement, Downsample) else 1.0
+
+
+def seen_noise(measurement: Measurement, noise: float | int) -> float:
+    r"""Standard deviation of $A^\dagger n$ along what $A$ sees, for white noise $n$ of `noise`."""
+    if noise < 0:
+        raise ValueError(f"noise is {noise}; a standard deviation is 0 or more")
+    return noise / math.sqrt(row_norm(measurement))
 
 
 def condition(denoise: Callable, measurement: Measurement, y: Tensor) -> Callable:

@@ -2,14 +2,19 @@
 `[baseline]` that says which model is trained in the tree's place."""
 
 import dataclasses
-import tomllib
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from posterior_trees import recipe as recipes
-from posterior_trees.recipe import MeasurementSpec, Recipe, RecipeError
+from posterior_trees.recipe import (
+    MeasurementSpec,
+    Recipe,
+    RecipeError,
+    build_recipe,
+    build_section,
+    parse_table,
+)
 
 KINDS = ("prior", "conditional", "cgan", "rcgan")
 
@@ -27,6 +32,8 @@ class BaselineSpec:
     dropout: float = 0.0
     schedule: str = "linear"  # or "cosine"
     noise_levels: int = 1000
+    target: str = "noise"  # or "edm": what the network learns, see diffusion.py
+    sigma_data: float = 0.5  # edm: standard deviation of the data in [-1, 1]
     also: tuple[MeasurementSpec, ...] = ()
     width: int = 36  # GANs: channels of the generator's first resolution
     critic: int = 64  # GANs: channels of the critic's first layer
@@ -34,13 +41,20 @@ class BaselineSpec:
     penalty: float = 1.0  # cgan: R1 γ; rcgan: 10 is usual
     adversarial_weight: float = 0.005  # rcgan
     log_every: int = 500  # steps
+    patience: int = 0  # log lines without a lower held-out loss before training ends; 0 = never
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             listed = ", ".join(map(repr, KINDS))
             raise RecipeError(f"baseline.kind is {self.kind!r}; choose one of {listed}")
-        if self.schedule not in ("linear", "cosine"):
-            raise RecipeError(f"baseline.schedule is {self.schedule!r}; 'linear' or 'cosine'")
+        for key, (one, other) in (("schedule", ("linear", "cosine")), ("target", ("noise", "edm"))):
+            if getattr(self, key) not in (one, other):
+                value = getattr(self, key)
+                raise RecipeError(f"baseline.{key} is {value!r}; {one!r} or {other!r}")
+        if not self.sigma_data > 0:
+            raise RecipeError(f"baseline.sigma_data is {self.sigma_data}; it must be positive")
+        if self.patience < 0:
+            raise RecipeError(f"baseline.patience is {self.patience}; 0 (never) or more")
         for key in ("base", "blocks", "width", "critic", "log_every"):
             if getattr(self, key) < 1:
                 raise RecipeError(f"baseline.{key} is {getattr(self, key)}; it must be 1 or more")
@@ -63,30 +77,14 @@ def read_baseline(
 def parse_baseline(
     text: str, changes: tuple[str, ...] | list[str] = (), origin: str = "the recipe"
 ) -> tuple[Recipe, BaselineSpec]:
-    own = [change for change in changes if change.startswith("baseline.")]
-    shared = [change for change in changes if not change.startswith("baseline.")]
-    try:
-        table = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise RecipeError(f"{origin} is not valid TOML: {error}") from error
+    table = parse_table(text, changes, origin)
     if "baseline" not in table:
         raise RecipeError(
             f"{origin} has no section [baseline]; `ptrees train` trains trees, and "
             "recipes/baselines/ holds recipes of baselines"
         )
-    lines, keep = [], True
-    for line in text.splitlines():
-        if line.lstrip().startswith("["):
-            keep = not line.lstrip().startswith(("[baseline]", "[[baseline."))
-        lines.append(line if keep else "")
-    recipe = recipes.parse_recipe("\n".join(lines), shared, origin)
-    for change in own:
-        recipes._apply(table, change)
-    section = dict(table["baseline"])
-    also = [recipes._build(MeasurementSpec, t, origin, "baseline.also.")
-            for t in section.pop("also", [])]  # fmt: skip
-    spec = recipes._build(BaselineSpec, section, origin, "baseline.")
-    return recipe, dataclasses.replace(spec, also=tuple(also))
+    section = table.pop("baseline")
+    return build_recipe(table, origin), spec_from_facts(section, origin)
 
 
 def spec_to_facts(spec: BaselineSpec) -> dict[str, Any]:
@@ -96,8 +94,11 @@ def spec_to_facts(spec: BaselineSpec) -> dict[str, Any]:
 
 
 def spec_from_facts(facts: dict[str, Any], origin: str) -> BaselineSpec:
-    """Undo `spec_to_facts`."""
+    """A spec from its TOML section, or from what `spec_to_facts` made of it."""
     section = dict(facts)
-    also = [recipes._build(MeasurementSpec, t, origin, "also.") for t in section.pop("also", [])]
-    spec = recipes._build(BaselineSpec, section, origin, "baseline.")
+    also = [
+        build_section(MeasurementSpec, table, origin, "baseline.also.")
+        for table in section.pop("also", [])
+    ]
+    spec = build_section(BaselineSpec, section, origin, "baseline.")
     return dataclasses.replace(spec, also=tuple(also))
