@@ -465,9 +465,8 @@ def test_the_committed_checks_passed() -> None:
 @pytest.mark.slow
 def test_a_trained_conditional_model_knows_both_answers(tmp_path) -> None:
     """Blobs left or right are equally likely: half of the samples of every y show each."""
-    recipe, spec = tiny(
-        "conditional", "training.epochs=40", "training.batch_size=64", "optimizer.schedule=cosine"
-    )
+    schedule = ("training.epochs=40", "training.batch_size=64", "optimizer.schedule=cosine")
+    recipe, spec = tiny("conditional", *schedule, "optimizer.lr=1e-3", "baseline.base=32")
     baseline = fit_baseline(recipe, spec, tmp_path, images=(make_blobs(512), None), device="cpu")
     x, _ = make_blobs(16, seed=1).batch(range(16))
     measurement = baseline.measurements[0]
