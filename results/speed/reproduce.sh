@@ -1,10 +1,11 @@
 #!/bin/sh
-# All numbers of this folder: sh results/speed/reproduce.sh cpu   (one core, about 7 minutes)
-#                             sh results/speed/reproduce.sh cuda  (one GPU, about 8 minutes)
-# Each command prints its table and writes it with the conditions it was measured under.
+# All numbers of this folder: sh results/speed/reproduce.sh cpu [OUT]   (one core, about 7 minutes)
+#                             sh results/speed/reproduce.sh cuda [OUT]  (one GPU)
+# Each command prints its table and writes it, with the conditions it was measured under, into OUT
+# (results/speed; written there, files of the repository change and the next one's commit is "dirty").
 set -e
 cd "$(dirname "$0")/../.."
-here=results/speed
+here=${2:-results/speed}
 ptrees() { "${PYTHON:-python}" -m posterior_trees "$@"; }
 
 case "$1" in
@@ -39,7 +40,7 @@ cuda)
     --json $here/cuda_growth.json --plot $here/cuda_growth.png
   ;;
 *)
-  echo "usage: sh results/speed/reproduce.sh cpu|cuda" >&2
+  echo "usage: sh results/speed/reproduce.sh cpu|cuda [OUT]" >&2
   exit 2
   ;;
 esac
