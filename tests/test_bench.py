@@ -16,10 +16,11 @@ from posterior_trees.bench.balancing import make_conditional, objective
 from posterior_trees.bench.clock import resident_bytes
 from posterior_trees.bench.growth import Point, bench_growth, draw_growth, sweeps
 from posterior_trees.bench.inference import Ways, bench_inference, difference
-from posterior_trees.bench.subject import find_recipe, fresh, leaves_of, plain_recipe, square_recipe
+from posterior_trees.bench.subject import find_recipe, fresh, square_recipe
 from posterior_trees.bench.training import bench_training, make_noise
 from posterior_trees.drawing import exact_form
 from posterior_trees.recipe import RecipeError
+from posterior_trees.study import plain_of
 
 CPU = torch.device("cpu")
 
@@ -144,8 +145,8 @@ def test_memory_stays_flat_over_a_thousand_predictions() -> None:
 
 def test_the_plain_counterpart_has_the_same_width_and_one_output() -> None:
     recipe = square_recipe(size=32, branching=2, depth=2, c_init=3)
-    tree, point = fresh(recipe, CPU), fresh(plain_recipe(recipe), CPU)
-    assert leaves_of(recipe) == tree.num_leaves == 4
+    tree, point = fresh(recipe, CPU), fresh(plain_of(recipe), CPU)
+    assert tree.num_leaves == 4
     assert point.num_leaves == 1
     first = [predictor.network.encoder[0][0].weight.shape for predictor in (tree, point)]
     assert first[0] == first[1] == (12, 3, 3, 3)
@@ -179,7 +180,7 @@ def test_differences_are_relative_to_the_reference() -> None:
 
 def test_inference_measures_every_way_at_every_batch() -> None:
     recipe = square_recipe(size=32, branching=2, depth=1, c_init=1)
-    tree, point = fresh(recipe, CPU), fresh(plain_recipe(recipe), CPU)
+    tree, point = fresh(recipe, CPU), fresh(plain_of(recipe), CPU)
     report = bench_inference(tree, point, (32, 32), (1, 2), Ways(repeat=3))
     names = ["eager float32", "channels-last float32", "eager bfloat16", "channels-last bfloat16",
              "one output, eager float32"]  # fmt: skip

@@ -75,9 +75,10 @@ def _add_solvers(actions: Any) -> None:
 
 def run_inference(arguments: argparse.Namespace) -> None:
     from posterior_trees.bench.inference import Ways, bench_inference
-    from posterior_trees.bench.subject import fresh, plain_recipe, size_of
+    from posterior_trees.bench.subject import fresh, size_of
     from posterior_trees.checkpoint import load
     from posterior_trees.progress import track
+    from posterior_trees.study import plain_of
 
     device, recipe = _device(arguments), _recipe(arguments)
     tree = load(arguments.model, device) if arguments.model else fresh(recipe, device)
@@ -88,7 +89,7 @@ def run_inference(arguments: argparse.Namespace) -> None:
         repeat=arguments.repeat,
         seconds=arguments.seconds,
     )
-    point, watch = fresh(plain_recipe(recipe), device), track("measuring")
+    point, watch = fresh(plain_of(recipe), device), track("measuring")
     size = size_of(recipe, arguments.size or 64)
     _show(bench_inference(tree, point, size, arguments.batch, ways, watch), arguments)
 

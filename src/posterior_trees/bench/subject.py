@@ -1,6 +1,5 @@
 """What is measured: the network of a recipe with random weights, and its plain counterpart."""
 
-import dataclasses
 from pathlib import Path
 
 import torch
@@ -42,21 +41,6 @@ def square_recipe(
         f"network.decoder={decoder}",
     ]
     return parse_recipe('task = "faces_eyes"', changes)
-
-
-def plain_recipe(recipe: Recipe) -> Recipe:
-    """The same network with one output: equal width, depth 0."""
-    width = recipe.network.width or recipe.network.c_init * leaves_of(recipe)
-    return dataclasses.replace(
-        recipe,
-        tree=dataclasses.replace(recipe.tree, depth=0),
-        network=dataclasses.replace(recipe.network, width=width),
-        balancer=dataclasses.replace(recipe.balancer, is_on=False),
-    )
-
-
-def leaves_of(recipe: Recipe) -> int:
-    return recipe.tree.branching**recipe.tree.depth
 
 
 def fresh(recipe: Recipe, device: str | torch.device) -> TreePredictor:
