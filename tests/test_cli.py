@@ -334,3 +334,9 @@ def test_data_lists_the_sets_and_survives_an_empty_or_missing_folder(ptrees, pla
         row = next(line for line in out.splitlines() if "mnist" in line and "│" in line)
         assert state in row
         assert all(known in out for known in ("faces256", "cats256", "shoes128", "cells"))
+
+
+def test_options_are_written_out(capsys) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["explore", "digits", "--sav", "page.html"])
+    assert "--sav" in capsys.readouterr().err

@@ -28,8 +28,15 @@ def main(argv: list[str] | None = None) -> None:
         raise SystemExit(130) from None
 
 
+class Parser(argparse.ArgumentParser):
+    """Options are written out: a shortened one would mean another as soon as a new one comes."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(allow_abbrev=False, **options)
+
+
 def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="ptrees", description="Trees of answers for image restoration, in one forward pass."
     )
     parser.add_argument("--version", action="version", version=_version())

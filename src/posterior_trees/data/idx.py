@@ -49,7 +49,8 @@ def read_idx_images(folder: Path, part: str) -> UInt8[np.ndarray, "n 1 h w"]:
     if file is None:
         raise DataError(
             f"no {part}-images-idx3-ubyte.gz in {folder}. Put the original IDX files there "
-            "(for MNIST: `ptrees data --download mnist`); `ptrees data` lists what is found"
+            "(for MNIST: `ptrees data --data DIR --download mnist`, DIR being the data folder); "
+            "`ptrees data --data DIR` lists what is found"
         )
     images = read_idx(file)
     if images.ndim != 3:

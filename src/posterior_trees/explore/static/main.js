@@ -171,3 +171,4 @@ listen();
 listenToShare();
 document.body.classList.toggle("empty", !data.examples.length);
 render();
+setTimeout(() => document.body.classList.add("settled"), 300); // from now on things glide
