@@ -12,7 +12,6 @@ from browsing import LEFT, RIGHT, answers, drag, make_tree
 from PIL import Image
 
 from posterior_trees import grow, load
-from posterior_trees.checkpoint import find_model
 from posterior_trees.explore import describe_trees, page
 from posterior_trees.explore.start import sample_digits
 from posterior_trees.explore.upload import answer
@@ -93,8 +92,6 @@ def test_dark_and_light_follow_the_system_and_the_button(
 
 
 def test_the_shipped_model_answers_within_a_second() -> None:
-    if not find_model("digits").exists():
-        pytest.skip("the shipped model is not in this checkout")
     predictor = load("digits", device="cpu")
     stream = io.BytesIO()
     Image.fromarray((sample_digits(1)[0, 0] * 255).byte().numpy()).save(stream, "PNG")
@@ -105,4 +102,4 @@ def test_the_shipped_model_answers_within_a_second() -> None:
         (example,) = describe_trees(made.tree, inputs=made.y, truths=made.x)
         taken.append(time.perf_counter() - started)
     assert len(example["levels"][-1]) == 9
-    assert min(taken) < 1
+    assert taken[0] < 1
