@@ -32,7 +32,6 @@ CHANGES = (
     "optimizer.lr=0.01",
     "optimizer.head_lr=0.01",
     "optimizer.clip=0.5",
-    "network.head_norm=running",
     "optimizer.patience=0",
     "balancer.is_on=true",
     "balancer.start=1",

@@ -11,7 +11,6 @@ from torch.nn import functional as F
 from posterior_trees import UNet, wrap
 from posterior_trees.measure import Denoise, Inpaint
 from posterior_trees.networks import Backbone, ProbabilityHead
-from posterior_trees.networks.head import Standardize
 from posterior_trees.networks.unet import (
     LeafConv,
     UpConv,
@@ -203,10 +202,7 @@ def test_head_stays_in_float32_under_autocast():
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [
-        ({"layers": 5}, "5 layers; choose 3 or 4"),
-        ({"norm": "group"}, "'layer', 'batch', 'running'"),
-    ],
+    [({"layers": 5}, "5 layers; choose 3 or 4"), ({"norm": "group"}, "'layer' or 'batch'")],
 )
 def test_head_refuses_what_it_cannot_be(options, message):
     with pytest.raises(ValueError, match=message):
@@ -281,27 +277,6 @@ def test_batch_norm_in_the_head_couples_images_which_is_why_it_is_not_the_defaul
     assert not torch.allclose(network(y).log_probs[:2], network(y[:2]).log_probs)
     network.eval()
     torch.testing.assert_close(network(y).log_probs[:2], network(y[:2]).log_probs)
-
-
-def test_running_statistics_standardise_the_features_of_the_training_images():
-    layer = Standardize(3)
-    scale, shift = torch.tensor([0.01, 1.0, 5.0]), torch.tensor([4.0, -1.0, 0.0])
-    for seed in range(400):
-        layer(torch.randn(64, 3, generator=torch.Generator().manual_seed(seed)) * scale + shift)
-    torch.testing.assert_close(layer.mean, shift, rtol=0.02, atol=0.1)
-    torch.testing.assert_close(layer.variance.sqrt(), scale, rtol=0.05, atol=0)
-    x = noise(7, 3).float()
-    torch.testing.assert_close(layer.eval()(x)[2:3], layer(x[2:3]))
-    before = layer.mean.clone()
-    layer(x)
-    assert torch.equal(layer.mean, before)  # predicting changes nothing
-
-
-def test_the_first_batches_count_as_much_as_all_before_them():
-    layer, batches = Standardize(2).double(), noise(10, 8, 2)
-    for batch in batches:
-        layer(batch)
-    torch.testing.assert_close(layer.mean, batches.mean(dim=(0, 1)))
 
 
 def test_dropout_acts_in_training_only():

@@ -67,7 +67,7 @@ class NetworkSpec:
     decoder: str = "disjoint"  # or "shared"
     padding: str = "reflect"  # or "zeros": how images are padded to a multiple of 16
     head_layers: int = 3
-    head_norm: str = "layer"  # "batch", the paper's, or "running"
+    head_norm: str = "layer"  # or "batch", the paper's
     is_head_detached: bool = False  # True: the head's gradient does not enter the decoder
     dropout: float = 0.0
     head_dropout: float = 0.0
@@ -147,7 +147,7 @@ CHOICES = {
     "network.decoder": ("disjoint", "shared"),
     "network.padding": ("reflect", "zeros"),
     "network.head_layers": (3, 4),
-    "network.head_norm": ("layer", "batch", "running"),
+    "network.head_norm": ("layer", "batch"),
     "loss.probability": ("cross_entropy", "paper"),
     "optimizer.name": ("adam", "sgd"),
     "optimizer.schedule": ("plateau", "cosine"),

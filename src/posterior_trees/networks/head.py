@@ -25,8 +25,7 @@ class ProbabilityHead(nn.Module):
     Choice: the paper says four linear layers and lists three; three is the default, `layers=4` puts
     a `features → features` layer in front. Normalisation and SiLU follow the hidden layers only.
     Deviation: LayerNorm (`norm="layer"`) instead of batch normalisation, which couples the images
-    of a batch and shifts at batch size 1; `norm="batch"` is the paper's. `norm="running"` puts
-    running statistics of the pooled features in front, see `Standardize`.
+    of a batch and shifts at batch size 1; `norm="batch"` is the paper's.
     Choice: the last layer starts at zero, so that training starts from equal probabilities.
     """
 
@@ -43,14 +42,11 @@ class ProbabilityHead(nn.Module):
         super().__init__()
         if layers not in (3, 4):
             raise ValueError(f"the probability head has {layers} layers; choose 3 or 4")
-        norms = {"layer": nn.LayerNorm, "batch": nn.BatchNorm1d, "running": nn.LayerNorm}
+        norms = {"layer": nn.LayerNorm, "batch": nn.BatchNorm1d}
         if norm not in norms:
-            listed = ", ".join(map(repr, norms))
-            raise ValueError(f"norm {norm!r} of the probability head: choose one of {listed}")
+            raise ValueError(f"norm {norm!r} of the probability head: choose 'layer' or 'batch'")
         widths = [features, *[features] * (layers - 3), 256, 64]
-        modules: list[nn.Module] = [Standardize(features)] if norm == "running" else []
-        if dropout and norm == "running":
-            modules.append(nn.Dropout(dropout))
+        modules: list[nn.Module] = []
         for before, after in pairwise(widths):
             modules += [nn.Linear(before, after), norms[norm](after), nn.SiLU()]
             if dropout:
@@ -69,46 +65,3 @@ class ProbabilityHead(nn.Module):
         with torch.autocast(device_type=pooled.device.type, enabled=False):
             logits = self.layers(pooled.to(next(self.layers.parameters()).dtype))
         return logits.to(wide).log_softmax(dim=1)
-
-
-class Standardize(nn.Module):
-    """Takes the mean over the training images from every feature and divides by its deviation.
-
-    Averaged over a large image, features differ by a few per cent from one image to the next; what
-    tells images apart drowns in what they share. Both statistics are running averages of earlier
-    batches, so that no image sees its batch mates.
-    """
-
-    mean: Tensor
-    variance: Tensor
-    batches: Tensor
-
-    def __init__(self, features: int, share: float = 0.02) -> None:
-        super().__init__()
-        self.share = share
-        self.register_buffer("mean", torch.zeros(features))
-        self.register_buffer("variance", torch.ones(features))
-        self.register_buffer("batches", torch.zeros(()))
-
-    def forward(self, features: Float[Tensor, "b n"]) -> Float[Tensor, "b n"]:
-        centred = (features - self.mean) * (self.variance + 1e-6).rsqrt()
-        if self.training:
-            self._note(features.detach())
-        return centred
-
-    @torch.no_grad()
-    def _note(self, features: Float[Tensor, "b n"]) -> None:
-        """Take a batch into account; the first ones count as much as all before them together."""
-        share = (1 / (self.batches + 1)).clamp(min=self.share)
-        self.mean.lerp_(_shared(features.mean(dim=0)), share)
-        spread = _shared((features - self.mean).square().mean(dim=0))
-        self.variance.lerp_(spread, share)
-        self.batches.add_(1)
-
-
-def _shared(mean: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
-    """The mean over all processes that train together."""
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        torch.distributed.all_reduce(mean)
-        mean = mean / torch.distributed.get_world_size()
-    return mean
