@@ -20,6 +20,7 @@ from posterior_trees.data import DataError, ImageSet, StreamedImageSet, augment,
 from posterior_trees.data.augment import transform
 from posterior_trees.data.decode import decode, read_header
 from posterior_trees.data.patches import cover
+from posterior_trees.data.shift import move
 from posterior_trees.data.splits import split_names
 from posterior_trees.recipe import DataSpec
 
@@ -35,6 +36,7 @@ def spec(**changes) -> SimpleNamespace:
         "inputs": "",
         "targets": "",
         "input_channels": 1,
+        "shift": (),
         "split": "name",
         "validation": 0.2,
         "test": 0.2,
@@ -317,6 +319,8 @@ def test_sizes_that_differ_ask_for_a_size_or_a_patch(photos: Path) -> None:
         ({"augment": ("flop",)}, "did you mean 'flip'"),
         ({"augment": ("crop",)}, "set data.patch"),
         ({"kind": "pairs"}, "data.inputs and data.targets"),
+        ({**PAIRS, "shift": (1.0,)}, "data.shift is (1.0,); it is (rows, columns)"),
+        ({"shift": (0.5, 0.0)}, "only pairs can lie apart"),
         ({"kind": "idx", "split": "name"}, "split by 'files'"),
     ],
 )
@@ -372,6 +376,33 @@ def test_pairs_stay_together(cells: Path, is_tar: bool) -> None:
     assert images.names == [f"{well}01_s{s}.png" for well in "ABC" for s in (1, 2)]
     assert y is not None
     assert torch.allclose(x + y, torch.ones_like(x))
+
+
+@pytest.mark.parametrize("limit", [0, 10**9])
+def test_whole_shifts_move_y_alone_and_repeat_the_border(cells: Path, limit: int) -> None:
+    as_stored = load_split(spec(name="cells", **PAIRS), cells, "train").batch([0, 3])
+    shifted = spec(name="cells", **PAIRS, shift=(2.0, -3.0))
+    x, y = load_split(shifted, cells, "train", resident_limit_bytes=limit).batch([0, 3])
+    assert y is not None
+    assert as_stored[1] is not None
+    assert torch.equal(x, as_stored[0])
+    assert torch.equal(y[..., 2:, :-3], as_stored[1][..., :-2, 3:])
+    assert torch.equal(y[..., :2, :-3], as_stored[1][..., :1, 3:].expand(-1, -1, 2, -1))
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
+@pytest.mark.parametrize("shift", [(0.1, -0.73), (-1.5, 2.25), (0.0, 0.5)])
+def test_cubic_convolution_moves_parabolas_exactly(shift: tuple[float, float], dtype) -> None:
+    def bowl(rows, columns):
+        high = np.iinfo(dtype).max / 255
+        return (20 + 0.2 * (rows - 12) ** 2 + 0.1 * (columns - 9) ** 2 + columns) * high
+
+    rows, columns = np.mgrid[:25, :31].astype(float)
+    moved = move(bowl(rows, columns).round()[None].astype(dtype), shift)
+    want = bowl(rows - shift[0], columns - shift[1])
+    inner = slice(4, -4)
+    assert moved.dtype == dtype
+    np.testing.assert_allclose(moved[0, inner, inner], want[inner, inner], atol=1.7)
 
 
 def test_a_pair_may_differ_in_format_but_not_in_name_or_size(cells: Path) -> None:

@@ -10,8 +10,8 @@ from posterior_trees import Tree, entropy, grow, nll, psnr
 from posterior_trees.data import ImageSet
 from posterior_trees.evaluate import leaf_table, report, score
 from posterior_trees.loss import probability_loss
-from posterior_trees.measure import Denoise, Inpaint
-from posterior_trees.metrics import summarize
+from posterior_trees.measure import Denoise, Inpaint, Paired
+from posterior_trees.metrics import displacement, summarize
 from posterior_trees.networks.head import Leaves
 from posterior_trees.predictor import TreePredictor
 
@@ -221,6 +221,33 @@ def test_report_holds_what_the_contract_names(blobs):
     )  # fmt: skip
     assert free["psnr_hole"] is None
     assert free["hole_pixels"] is None
+
+
+@pytest.mark.parametrize("shift", [(0.1, -0.73), (-0.4, 0.0), (0.0, 0.0)])
+def test_displacement_finds_by_how_much_an_image_was_moved(shift):
+    rows, columns = torch.meshgrid(*[torch.arange(40.0, dtype=torch.float64)] * 2, indexing="ij")
+
+    def nuclei(at):
+        places = [(12.0, 15.0), (25.0, 22.0)]
+        spots = [((rows - r - at[0]) ** 2 + (columns - c - at[1]) ** 2) / -30 for r, c in places]
+        return sum(spot.exp() for spot in spots).expand(3, 1, 40, 40)
+
+    found = displacement(nuclei((0, 0)), nuclei(shift))
+    want = torch.tensor(shift, dtype=torch.float64).expand(3, 2)
+    torch.testing.assert_close(found, want, rtol=0.08, atol=0.01)
+    assert torch.equal(
+        displacement(torch.ones(2, 1, 8, 8), torch.ones(2, 1, 8, 8)), torch.zeros(2, 2)
+    )
+
+
+def test_only_pairs_have_an_offset(blobs):
+    images = blobs(10)
+    small = images.x[:, :, :4, :4].contiguous()
+    pair = constant_predictor(Paired(1, 1))
+    scores = score(pair, ImageSet(small, small))
+    table = report(pair, scores, model="m", task="t", split="test")
+    assert table["offset"] == pytest.approx(scores["offset"].mean(dim=0).tolist())
+    assert "offset" not in score(constant_predictor(Denoise(0.1)), ImageSet(small))
 
 
 def test_leaf_table_is_over_the_images_that_reach_a_leaf():

@@ -356,7 +356,8 @@ def test_a_study_trains_judges_draws_and_exports(data, tmp_path, capsys, monkeyp
             (scores if name.endswith("dna") else plain)["psnr"][:, 0].mean().item(), abs=1e-5
         )
         weights, _ = store.read(tmp_path / "out" / f"{name}.safetensors")
-        assert {weight.dtype for weight in weights.values()} == {torch.bfloat16}
+        dtypes = {weight.dtype for weight in weights.values()}
+        assert dtypes - {torch.int64} == {torch.bfloat16}  # batch normalisation counts its batches
         for ending in ("jpg", "jsonl"):
             assert (tmp_path / "out" / f"{name}.{ending}").stat().st_size > 100
 

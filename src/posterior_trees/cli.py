@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 SPLITS = ("train", "validation", "test")
+SEEN_APART = 0.25
+"""Pixels between the truth and the root of pairs from which on `evaluate` speaks of it."""
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -266,6 +268,12 @@ def print_scores(table: dict[str, Any]) -> None:
         cells = ["–" if v is None else f"{v:.3f}" for v in leaf.values()]
         leaves.add_row(str(number), *cells)
     console.print(leaves)
+    rows, columns = table.get("offset", (0.0, 0.0))
+    if max(abs(rows), abs(columns)) >= SEEN_APART:
+        console.print(
+            f"x lies {rows:+.2f} rows and {columns:+.2f} columns from where the root expects it. "
+            "If the images of a pair were recorded apart, add this to data.shift and train again"
+        )
     console.print(f"{1000 * table['seconds_per_image']:.3f} ms per image, one network evaluation")
 
 

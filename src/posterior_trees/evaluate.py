@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from posterior_trees.data import ImageSet
-from posterior_trees.measure import Inpaint, measure_each
-from posterior_trees.metrics import entropy, nll, psnr, summarize
+from posterior_trees.measure import Inpaint, Paired, measure_each
+from posterior_trees.metrics import displacement, entropy, nll, psnr, summarize
 from posterior_trees.predictor import TreePredictor
 from posterior_trees.recipe import Recipe
 
@@ -20,7 +20,8 @@ def score(
     predictor: TreePredictor, images: ImageSet, *, batch_size: int = 256, seed: int = 0, watch=iter
 ) -> dict[str, Tensor]:
     """Per-image values on the CPU: `psnr`, `psnr_hole`, `nll`, `entropy` (n, depth+1), the winning
-    `leaf` (n,) and the predicted `probs` of the leaves (n, leaves). `watch` wraps the batches."""
+    `leaf` (n,), the predicted `probs` of the leaves (n, leaves) and for pairs the `offset` (n, 2)
+    of the truth from the root in pixels. `watch` wraps the batches."""
     hole = predictor.measurement.hole if isinstance(predictor.measurement, Inpaint) else None
     rows: dict[str, list[Tensor]] = {}
     for indices in watch(torch.arange(len(images)).split(batch_size)):
@@ -37,6 +38,8 @@ def score(
         }
         if hole is not None:
             values["psnr_hole"] = psnr(tree, x, hole)
+        if isinstance(predictor.measurement, Paired):
+            values["offset"] = displacement(tree.root, x)
         for name, value in values.items():
             rows.setdefault(name, []).append(value.cpu())
     return {name: torch.cat(parts) for name, parts in rows.items()}
@@ -63,6 +66,7 @@ def report(
         **per_depth,
         "hole_pixels": hole,
         "leaves": leaf_table(scores),
+        **({"offset": scores["offset"].mean(dim=0).tolist()} if "offset" in scores else {}),
     }
 
 

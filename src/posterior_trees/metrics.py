@@ -54,6 +54,18 @@ def entropy(tree: Tree) -> Float[Tensor, "b levels"]:
     return torch.stack(levels, dim=1)
 
 
+def displacement(
+    seen: Float[Tensor, "b c h w"], x: Float[Tensor, "b c h w"]
+) -> Float[Tensor, "b 2"]:
+    r"""By how many rows and columns `x` lies from `seen`: the $d$ that minimises
+    $\sum (x - \text{seen} + d \cdot \nabla \text{seen})^2$, for offsets of about a pixel."""
+    slopes = torch.stack(torch.gradient(seen.double(), dim=(2, 3))).flatten(2)  # (2, b, pixels)
+    rest = (x - seen).double().flatten(1)
+    normal = torch.einsum("ibp,jbp->bij", slopes, slopes)
+    normal = normal + 1e-12 * torch.eye(2, dtype=normal.dtype, device=normal.device)
+    return -torch.linalg.solve(normal, torch.einsum("ibp,bp->bi", slopes, rest)).to(seen.dtype)
+
+
 class Summary(NamedTuple):
     """Mean and standard deviation over images, with a 95 % bootstrap interval of the mean."""
 

@@ -32,6 +32,7 @@ class DataSpec:
     inputs: str = ""  # pairs: folder of the measurements
     targets: str = ""  # pairs: folder of the clean images
     input_channels: int = 1  # pairs: channels of y
+    shift: tuple[float, ...] = ()  # pairs: rows and columns that move y onto x; () = none
     split: str = "name"  # "name", "well" (name up to the first _) or "files" (IDX)
     validation: float = 0.05
     test: float = 0.1

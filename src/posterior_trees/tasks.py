@@ -26,6 +26,7 @@ CELLS = {
     "inputs": "actin_golgi",
     "targets": "dna",
     "channels": 1,
+    "shift": (0.1, -0.7),  # the cameras' offset, results/tasks
     "split": "well",
     "patch": 128,
     "augment": ("symmetries",),

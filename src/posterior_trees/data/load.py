@@ -26,6 +26,7 @@ from posterior_trees.data.memory import free_bytes
 from posterior_trees.data.patches import cover, grid_patches
 from posterior_trees.data.pictures import Picture, list_pairs, list_pictures, read_headers, reader
 from posterior_trees.data.registry import what_to_put
+from posterior_trees.data.shift import with_shift
 from posterior_trees.data.splits import bounds, check_split, empty, split_names
 from posterior_trees.data.stream import StreamedImageSet
 
@@ -48,6 +49,8 @@ class DataSpec(Protocol):
     def targets(self) -> str: ...
     @property
     def input_channels(self) -> int: ...
+    @property
+    def shift(self) -> tuple[float, ...]: ...
     @property
     def split(self) -> str: ...
     @property
@@ -90,6 +93,8 @@ def load_split(
     streamed = _stream(spec, archive, pictures, names)
     if spec.kind == "edges":
         streamed.read = with_edges(streamed.read, folder, spec.name)
+    if any(spec.shift):
+        streamed.read = with_shift(streamed.read, spec.shift)
     limit = free_bytes() // 2 if resident_limit_bytes is None else resident_limit_bytes
     if streamed.nbytes > limit:
         return streamed
@@ -131,6 +136,10 @@ def check_spec(spec: DataSpec) -> None:
             "pairs need data.inputs and data.targets: the names of the two folders inside "
             f"{spec.name!r} that hold y and x"
         )
+    if len(spec.shift) not in (0, 2):
+        raise DataError(f"data.shift is {spec.shift}; it is (rows, columns), or () for none")
+    if any(spec.shift) and spec.kind != "pairs":
+        raise DataError(f"data.shift is {spec.shift}, but only pairs can lie apart: remove it")
     check_augmentations(spec.augment, spec.patch)
 
 
