@@ -312,6 +312,8 @@ def test_predict_names_what_it_wrote_and_warns_of_a_misfit(ptrees, place, tmp_pa
     ]
     assert "light.png: the picture may not fit" in err
     assert "try --invert" in err
+    assert "large.jpg is 50×40 (height×width), the model's mask is 28×28: cut to its centre" in err
+    assert err.count("resized to 28×28") == 1
     assert "dark.png" not in err
     assert "1 of 4 pictures could not be predicted" in err
     code, _, err = ptrees("predict", model, place / "light.png", "--out", out, "--invert")
@@ -324,7 +326,7 @@ def test_figure_draws_the_images_that_are_asked_for(ptrees, place, tmp_path) -> 
         code, out, _ = ptrees(*words, "--out", tmp_path / name, *options)
         assert (code, out.strip()) == (0, str(tmp_path / name))
         assert (tmp_path / name).stat().st_size > 1000
-    assert (tmp_path / "b.svg").read_text().count("MMSE") == 3
+    assert (tmp_path / "b.svg").read_text().count("Mean") == 3
 
 
 def test_data_lists_the_sets_and_survives_an_empty_or_missing_folder(ptrees, place) -> None:

@@ -37,6 +37,7 @@ from posterior_trees.explore.cli import listen, load_measure, serve
 from posterior_trees.explore.export import SERVED
 from posterior_trees.explore.guard import allowed_hosts
 from posterior_trees.explore.server import make_app
+from posterior_trees.explore.start import describe_start
 from posterior_trees.explore.upload import Limits, read_bytes
 from posterior_trees.explore.worker import FullError, Worker
 from posterior_trees.networks.head import Leaves
@@ -510,6 +511,38 @@ def refuse(capsys: pytest.CaptureFixture, *arguments: str) -> str:
         main(["explore", *arguments])
     assert stop.value.code == 1
     return capsys.readouterr().err
+
+
+def test_a_picture_that_is_resized_is_named_with_both_sizes(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, (height, width) in {"fits": (8, 8), "wide": (20, 30), "large": (16, 16)}.items():
+        (tmp_path / name).write_bytes(png(picture(height, width)))
+    pictures = [str(tmp_path / name) for name in ("fits", "wide", "large")]
+    main(["explore", str(model), *pictures, "--save", str(tmp_path / "p.html")])
+    mask = "(height×width), the model's mask is 8×8:"
+    assert capsys.readouterr().err.splitlines() == [
+        f"ptrees explore: {pictures[1]} is 20×30 {mask} cut to its centre and resized to 8×8",
+        f"ptrees explore: {pictures[2]} is 16×16 {mask} resized to 8×8",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("size", "words"),
+    [
+        ((8, 512), ""),
+        ((1000, 667), "at most 512 pixels a side: resized to 512×342"),
+        ((9, 9), "whole blocks of pixels: resized to 8×8"),
+    ],
+)
+def test_without_a_mask_a_picture_is_only_shrunk_and_that_is_said(
+    size: tuple[int, int], words: str, tmp_path: Path
+) -> None:
+    heard: list[str] = []
+    (tmp_path / "a.png").write_bytes(png(picture(*size)))
+    describe_start(make_predictor(Downsample(2)), [tmp_path / "a.png"], warn=heard.append)
+    assert len(heard) == bool(words)
+    assert words in "".join(heard)
 
 
 def test_mistakes_on_the_command_line_are_explained(

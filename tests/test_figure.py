@@ -41,7 +41,7 @@ def texts_of(figure: Figure) -> list[str]:
 def test_every_node_has_an_image_and_its_absolute_probability(branching, channels) -> None:
     tree = make_tree(branching, shape=(channels, 4, 4))
     figure = draw(tree, y=torch.rand(1, 1, 4, 4), x=torch.rand(1, channels, 4, 4))
-    expected = ["GT", "Input", "MMSE"]
+    expected = ["Truth", "Input", "Mean"]
     expected += [f"{p:.2f}" for level in tree.probs[1:] for p in level[0].tolist()]
     assert len(images_of(figure)) == 2 + sum(level.shape[1] for level in tree.probs)
     assert texts_of(figure) == expected
@@ -83,7 +83,7 @@ def test_absent_nodes_are_blank() -> None:
     figure = draw(tree)
     frames = [p for p in figure.axes[0].patches if isinstance(p, Rectangle)]
     assert len(images_of(figure)) == 3
-    assert texts_of(figure) == ["MMSE", "1.00", "1.00"]
+    assert texts_of(figure) == ["Mean", "1.00", "1.00"]
     assert len(frames) == 4
     assert not any(frame.get_fill() for frame in frames)
 

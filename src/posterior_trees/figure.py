@@ -1,8 +1,8 @@
 r"""A tree as a picture, in the style of the paper's figures.
 
-The root (the posterior mean, "MMSE") is on top, every node sits over the middle of its children,
-and edges fork at right angles. The number above a node is the absolute probability $\alpha$ of its
-cluster: each level sums to 1, and a branch is drawn
+The root (the posterior mean; "MMSE" in the paper) is on top, every node sits over the middle of its
+children, and edges fork at right angles. The number above a node is the absolute probability
+$\alpha$ of its cluster: each level sums to 1, and a branch is drawn
 
 $$ \text{width} = 0.6 + 4.4\,\alpha \quad \text{points} $$
 
@@ -76,7 +76,7 @@ def draw_grid(
         sheet = _Sheet(figure, canvas, plan, top + row * plan.height, row)
         if names is not None:
             sheet.name(names[row])
-        known = [("GT", x), ("Input", y)]
+        known = [("Truth", x), ("Input", y)]
         sheet.draw_sides([(label, b[row]) for label, b in known if b is not None])
         sheet.draw_edges(tree, None if path is None else path[row].tolist())
         sheet.draw_nodes(tree, None if path is None else path[row].tolist())
@@ -189,7 +189,7 @@ class _Sheet:
                 what = f"node {child_numbers[node]} of image {self.row}"
                 if np.isnan(prob):
                     raise ValueError(f"{what} has probability NaN; probabilities must be numbers")
-                _write(self.canvas, middle, top - 0.05, f"{prob:.2f}" if level else "MMSE")
+                _write(self.canvas, middle, top - 0.05, f"{prob:.2f}" if level else "Mean")
                 on_path = path is not None and path[level] == node
                 color, line = (HIGHLIGHT, 1.8) if on_path else (INK, 0.5)
                 image = _to_pixels(tree.images[level][0, node], what)

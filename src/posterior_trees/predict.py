@@ -25,7 +25,10 @@ from safetensors import SafetensorError
 from torch import Tensor
 from torch.nn import functional as F
 
+from posterior_trees.data.decode import read_header
 from posterior_trees.explore import page
+from posterior_trees.explore.start import model_card
+from posterior_trees.explore.upload import describe_resize
 from posterior_trees.figure import save_figure
 from posterior_trees.picture import describe_misfit, read_picture
 from posterior_trees.predictor import TreePredictor
@@ -82,6 +85,8 @@ def predict_files(
     for file, folder in watch(list(zip(files, _choose_folders(files, out), strict=True))):
         try:
             pixels = read_picture(file, predictor, resize, levels, gamma)
+            if resize and (resized := _resized(file, pixels)):
+                warn(resized)
             pixels = 1 - pixels if invert else pixels
             if misfit := describe_misfit(pixels, predictor, invert):
                 warn(f"{file}: {misfit}")
@@ -98,6 +103,15 @@ def predict_files(
     if problems:
         raise PictureError(problems, len(files), folders)
     return folders
+
+
+def _resized(file: str | PathLike[str], pixels: Tensor) -> str:
+    """What `read_picture` did to a file of another size than the model's mask."""
+    with Path(file).open("rb") as opened:
+        height, width, _ = read_header(opened, str(file))
+    want = tuple(pixels.shape[-2:])
+    why = f"the model's mask is {'×'.join(map(str, want))}"
+    return describe_resize(str(file), (height, width), want, why)
 
 
 class Shown(NamedTuple):
@@ -221,13 +235,11 @@ def _page(shown: Sequence[Shown], predictor: TreePredictor) -> str:
         [torch.cat([tree.log_probs[level] for tree in trees]) for level in levels],
         predictor.branching,
     )
-    card = {"name": predictor.name or "Posterior tree"}
-    card |= {k: f"{k} {predictor.about[k]}" for k in ("commit", "date") if k in predictor.about}
     return page(
         batch,
         inputs=torch.cat([_frame(s.y, size) for s in shown]),
         names=[s.name for s in shown],
-        model_card=card,
+        model_card=model_card(predictor),
     )
 
 

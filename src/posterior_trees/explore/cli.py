@@ -47,6 +47,7 @@ def run_explore(arguments: argparse.Namespace) -> None:
         invert=arguments.invert,
         rivals=[split_rival(text) for text in arguments.compare],
         measures=measures,
+        warn=lambda message: print(f"ptrees explore: {message}", file=sys.stderr, flush=True),
     )
     options: dict[str, Any] = {"title": title_of(predictor), "model_card": model_card(predictor)}
     if arguments.save:

@@ -1,7 +1,9 @@
 """What a page shows before anybody gives it a picture: the user's files, or the sample digits."""
 
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from importlib import resources
+from io import BytesIO
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +12,7 @@ from jaxtyping import Float
 from PIL import Image
 from torch import Tensor
 
+from posterior_trees.data.decode import read_header
 from posterior_trees.data.errors import DataError
 from posterior_trees.explore.content import Measure, describe_trees
 from posterior_trees.explore.upload import (
@@ -18,6 +21,8 @@ from posterior_trees.explore.upload import (
     Predictor,
     answer,
     can_degrade,
+    describe_resize,
+    fitted_size,
     mask_size,
     predict_pixels,
 )
@@ -36,12 +41,14 @@ def describe_start(
     invert: bool = False,
     rivals: Sequence[tuple[str, Path]] = (),
     measures: Mapping[str, Measure] | None = None,
+    warn: Callable[[str], object] = warnings.warn,
 ) -> list[dict]:
-    """Examples of the given files, or of sample digits where the model takes digits."""
+    """Examples of the given files, or of sample digits where the model takes digits; `warn` hears
+    of files that were resized."""
     degrade = degrade and can_degrade(predictor)
     if files:
         names = [file.name for file in files]
-        answers = [_read(predictor, file, degrade, invert) for file in files]
+        answers = [_read(predictor, file, degrade, invert, warn) for file in files]
     else:
         digits = sample_digits(SAMPLES) if _takes_digits(predictor) else ()
         names = [f"digit {i + 1}" for i in range(len(digits))]
@@ -97,13 +104,30 @@ def _takes_digits(predictor: Predictor) -> bool:
     return mask_size(predictor) == DIGIT and predictor.channels == 1
 
 
-def _read(predictor: Predictor, file: Path, degrade: bool, invert: bool) -> Answer:
+def _read(
+    predictor: Predictor, file: Path, degrade: bool, invert: bool, warn: Callable[[str], object]
+) -> Answer:
     """The answer to a file of the user's own, whose size in bytes is the user's business."""
     try:
         content = file.read_bytes()
     except OSError as error:
         raise DataError(f"cannot read {file} ({error.strerror or error}). Check the name") from None
-    return answer(predictor, content, str(file), degrade=degrade, invert=invert, limits=Limits())
+    limits = Limits()
+    made = answer(predictor, content, str(file), degrade=degrade, invert=invert, limits=limits)
+    if resized := _resized(predictor, content, str(file), limits):
+        warn(resized)
+    return made
+
+
+def _resized(predictor: Predictor, content: bytes, name: str, limits: Limits) -> str:
+    height, width, _ = read_header(BytesIO(content), name)
+    want = fitted_size(predictor, content, name, limits)
+    why = f"the explorer takes at most {limits.side} pixels a side"
+    if mask := mask_size(predictor):
+        why = f"the model's mask is {'×'.join(map(str, mask))}"
+    elif max(height, width) <= limits.side:
+        why = "the model takes whole blocks of pixels"
+    return describe_resize(name, (height, width), want, why)
 
 
 def _load_trees(file: Path, count: int) -> Tree:

@@ -9,6 +9,7 @@ truth, or it is a measurement already. An inpainting model also takes another ho
 (`hole`).
 """
 
+from collections.abc import Sequence
 from io import BytesIO
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -130,9 +131,28 @@ def read_bytes(
     if not content:
         raise DataError(f"{name} is empty. Choose a picture file")
     _check_pixels(content, name, limits)
-    size = mask_size(predictor) or _shrunk(predictor, content, name, limits.side)
+    size = fitted_size(predictor, content, name, limits)
     stored = decode(BytesIO(content), name, channels, size)
     return to_float(torch.from_numpy(stored.copy())).unsqueeze(0)
+
+
+def fitted_size(
+    predictor: Predictor, content: bytes, name: str, limits: Limits
+) -> tuple[int, ...]:
+    """Height and width a picture is brought to: the mask's, or else at most `limits.side`."""
+    return mask_size(predictor) or _shrunk(predictor, content, name, limits.side)
+
+
+def describe_resize(name: str, have: Sequence[int], want: Sequence[int], why: str) -> str:
+    """What was done to a picture of `have` = (h, w) that became `want`; empty if nothing was.
+    `why` says what has the other size. `decode.fit` cuts where the shapes differ."""
+    if tuple(have) == tuple(want):
+        return ""
+    zoom = min(h / w for h, w in zip(have, want, strict=True))
+    is_cut = any(h / zoom - w >= 1 for h, w in zip(have, want, strict=True))  # less is rounding
+    before, after = ("×".join(map(str, size)) for size in (have, want))
+    done = "cut to its centre and resized" if is_cut else "resized"
+    return f"{name} is {before} (height×width), {why}: {done} to {after}"
 
 
 def describe_fit(predictor: Predictor, y: Float[Tensor, "1 _ _ _"]) -> str:
