@@ -163,6 +163,28 @@ def test_a_grouped_convolution_is_a_dense_one_with_zeros_between_leaves(groups, 
     torch.testing.assert_close(found, expected)
 
 
+@pytest.mark.parametrize("is_disjoint", [True, False])
+def test_more_steps_see_more_of_an_image(is_disjoint):
+    def reach(steps: int) -> int:
+        """How many input columns one output pixel depends on."""
+        torch.manual_seed(0)
+        network = UNet(1, 1, 2, width=4, steps=steps, is_disjoint=is_disjoint).double()
+        for block in [*network.encoder, *network.decoder]:
+            block[1] = block[4] = nn.Identity()  # a normalisation sees everything at any depth
+        y = noise(1, 1, 32, 256).requires_grad_()
+        network(y).images[0, 0, 0, 16, 128].backward()
+        return int((y.grad.abs().sum(dim=(0, 1, 2)) > 0).sum())
+
+    assert network_widths(5) == [4, 8, 16, 32, 64, 64]
+    assert reach(2) < reach(4) < reach(5)
+
+
+def network_widths(steps: int) -> list[int]:
+    network = UNet(1, 1, 2, width=4, steps=steps)
+    assert network.multiple == 2**steps
+    return [block[0].out_channels for block in network.encoder]
+
+
 def test_width_that_cannot_be_dealt_out_is_refused():
     with pytest.raises(ValueError, match="width 10 cannot be dealt out evenly among 4 leaves"):
         UNet(1, 1, 4, width=10)

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from posterior_trees import LeafBalancer, Tree, load, store
 from posterior_trees.build import build_predictor
+from posterior_trees.checkpoint import ModelError
 from posterior_trees.data import DataError, ImageSet
 from posterior_trees.health import Health, perplexity
 from posterior_trees.loss import Objective, epsilon_at, probability_loss, tree_loss
@@ -358,6 +359,31 @@ def test_equal_seeds_train_equal_weights_and_others_do_not(tmp_path, recipe, ima
         train(recipe(f"seed={seed}", *EVERYTHING[:5], "training.epochs=1"), tmp_path / name, images)
     assert_same_run(tmp_path / "a", tmp_path / "b")
     assert not torch.equal(*(best_of(tmp_path / n)["to_image.weight"] for n in "ac"))
+
+
+def test_a_run_begins_with_the_weights_it_is_given(tmp_path, recipe, images):
+    train(recipe(*FAST), tmp_path / "first", images)
+    still = recipe("optimizer.lr=1e-12", "optimizer.head_lr=1e-12", "seed=3", "training.epochs=1")
+    found = train(still, tmp_path / "second", images, start=tmp_path / "first")
+    for name, weight in best_of(tmp_path / "first").items():
+        torch.testing.assert_close(found.network.state_dict()[name], weight, rtol=0, atol=1e-6)
+    assert load(tmp_path / "second").about["start"] == "first"
+    # once it has begun it goes on from its own state
+    long = recipe(*FAST, "training.epochs=4")
+    train(long, tmp_path / "long", images, start=tmp_path / "first")
+    saving = recipe(*FAST, "training.epochs=4", "training.save_seconds=0")
+    with pytest.raises(StoppedError):
+        train(saving, tmp_path / "cut", images, start=tmp_path / "first", watch=stop_at(7))
+    train(long, tmp_path / "cut", images, start=tmp_path / "first")
+    assert_same_run(tmp_path / "cut", tmp_path / "long")
+
+
+def test_a_run_refuses_weights_of_another_layout(tmp_path, recipe, images):
+    train(recipe("training.epochs=1"), tmp_path / "first", images)
+    other = recipe("tree.depth=2")
+    with pytest.raises(ModelError, match=r"cannot begin with the weights of .*first: \d+ weights"):
+        train(other, tmp_path / "second", images, start=tmp_path / "first")
+    assert not (tmp_path / "second").exists()
 
 
 def test_bf16_mixed_trains_on_the_cpu(tmp_path, recipe, images):

@@ -65,6 +65,19 @@ def load(
     return predictor.eval().requires_grad_(False)
 
 
+def start_from(predictor: TreePredictor, name_or_path: str | PathLike[str]) -> None:
+    """Give a predictor that is to be trained the weights of a model of the same layout."""
+    file = find_model(name_or_path)
+    weights, _ = store.read(file)
+    if difference := _difference(predictor.network, weights):
+        raise ModelError(
+            f"training cannot begin with the weights of {name_or_path}: {difference}. Give the "
+            "recipe the model's [tree], [network] and channels"
+        )
+    predictor.network.load_state_dict(weights)
+    predictor.about = {**predictor.about, "start": Path(name_or_path).name}
+
+
 def export_model(
     model: str | PathLike[str],
     file: str | PathLike[str],
@@ -124,17 +137,26 @@ def find_model(name_or_path: str | PathLike[str]) -> Path:
 
 def load_weights(network: torch.nn.Module, weights: dict, origin: str) -> None:
     """Copy weights into a network of the same layout, or say what differs."""
-    have = {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
-    given = {name: tuple(tensor.shape) for name, tensor in weights.items()}
-    if have != given:
-        names = [n for n in sorted(have | given) if have.get(n) != given.get(n)]
-        first = names[0]
+    if difference := _difference(network, weights):
         raise ModelError(
-            f"{origin} has another layout than its recipe: {len(names)} weights differ, first "
-            f"{first!r} is {given.get(first, 'missing')}, expected {have.get(first, 'none')}. "
+            f"{origin} has another layout than its recipe: {difference}. "
             "Trained with a predictor of your own? Give it: load(…, predictor=mine)"
         )
     network.load_state_dict(weights)
+
+
+def _difference(network: torch.nn.Module, weights: dict) -> str:
+    """In what the layout of `weights` differs from the network's, or nothing."""
+    have = {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
+    given = {name: tuple(tensor.shape) for name, tensor in weights.items()}
+    if have == given:
+        return ""
+    names = [n for n in sorted(have | given) if have.get(n) != given.get(n)]
+    first = names[0]
+    return (
+        f"{len(names)} weights differ, first {first!r} is {given.get(first, 'missing')}, "
+        f"expected {have.get(first, 'none')}"
+    )
 
 
 def best_device() -> torch.device:

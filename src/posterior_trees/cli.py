@@ -54,6 +54,8 @@ def make_parser() -> argparse.ArgumentParser:
     _add_data(train)
     train.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="changes",
                        help="change a recipe key, e.g. training.epochs=10")  # fmt: skip
+    train.add_argument("--from", metavar="MODEL", dest="start",
+                       help="begin with the weights of a model of the same layout")  # fmt: skip
     train.add_argument("--accelerator", default="auto", help="auto, cuda, mps or cpu [auto]")
     train.add_argument("--devices", type=int, default=1, help="processes, one per device [1]")
     train.add_argument("--dry-run", action="store_true", help="print the resolved recipe and stop")
@@ -137,6 +139,7 @@ def run_train(arguments: argparse.Namespace) -> None:
             recipe,
             arguments.out,
             data=data_folder(arguments),
+            start=arguments.start,
             accelerator=arguments.accelerator,
             devices=arguments.devices,
             report=progress.epoch,

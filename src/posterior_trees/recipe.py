@@ -65,8 +65,9 @@ class TreeSpec:
 class NetworkSpec:
     c_init: int = 4
     width: int = 0  # channels of the first level; 0 = c_init · number of leaves
+    steps: int = 4  # how often the image is halved; the paper's number
     decoder: str = "disjoint"  # or "shared"
-    padding: str = "reflect"  # or "zeros": how images are padded to a multiple of 16
+    padding: str = "reflect"  # or "zeros": how images are padded to a multiple of 2^steps
     head_layers: int = 3
     head_norm: str = "layer"  # or "batch", the paper's
     is_head_detached: bool = False  # True: the head's gradient does not enter the decoder
@@ -159,6 +160,7 @@ AT_LEAST = {
     "tree.depth": 0,
     "network.c_init": 1,
     "network.width": 0,
+    "network.steps": 1,
     "optimizer.patience": 0,
     "optimizer.clip": 0.0,
     "training.ema": 0.0,

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from posterior_trees.build import build_predictor
 from posterior_trees.capture import Capture
-from posterior_trees.checkpoint import provenance, save_model
+from posterior_trees.checkpoint import provenance, save_model, start_from
 from posterior_trees.conscience import handicaps, note_taught, start_bias, strength_at
 from posterior_trees.data import ImageSet, grid_patches, load_split
 from posterior_trees.evaluate import validate
@@ -42,6 +42,7 @@ def fit(
     data: str | PathLike[str] | None = None,
     images: tuple[ImageSet, ImageSet | None] | None = None,
     predictor: TreePredictor | None = None,
+    start: str | PathLike[str] | None = None,
     accelerator: str = "auto",
     devices: int = 1,
     report: Callable[[dict[str, Any]], None] | None = None,
@@ -50,13 +51,16 @@ def fit(
     """Train a recipe in `run_dir`; the same call continues a run that was stopped.
 
     Data come from the folder `data`, or are given as `images` (training and validation set). A
-    `predictor` of your own replaces the recipe's network. `report` receives each epoch's log line
-    and `watch(steps, first, total)` may wrap the steps in a progress bar, or end them early.
+    `predictor` of your own replaces the recipe's network. A new run begins with the weights of the
+    model `start` (a name, a run or a file of the same layout). `report` receives each epoch's log
+    line and `watch(steps, first, total)` may wrap the steps in a progress bar, or end them early.
     Returns the predictor with its last weights, averaged if the recipe says so; `best.safetensors`
     holds the best ones.
     """
     torch.manual_seed(recipe.seed)
     predictor = predictor or build_predictor(recipe)
+    if start is not None:
+        start_from(predictor, start)
     machines = int(os.environ.get("GROUP_WORLD_SIZE", 1))  # torchrun says how many
     fabric = Fabric(
         accelerator=accelerator,
@@ -300,6 +304,8 @@ class Trainer:
         if self.brightness is None:
             self.brightness = brightness_range(self.train, self.predictor.measurement)
         facts = {"epochs": self.step / self.steps_per_epoch, "step": self.step}
+        if "start" in self.predictor.about:
+            facts["start"] = self.predictor.about["start"]
         return {**provenance(), **facts, "input_brightness": self.brightness}
 
     def _shared_mean(self, root: Tensor) -> Tensor:

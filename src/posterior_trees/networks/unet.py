@@ -8,7 +8,7 @@ from torch.nn import functional as F
 from posterior_trees.networks.head import Leaves, ProbabilityHead
 
 STEPS = 4
-"""Number of down- and up-sampling steps; images must be a multiple of 2**STEPS."""
+"""Down- and up-sampling steps of the paper's network; images must be a multiple of 2**steps."""
 
 
 class UNet(nn.Module):
@@ -16,7 +16,8 @@ class UNet(nn.Module):
 
     Four steps down by average pooling and four up by nearest neighbours; at each resolution two
     (3×3 convolution, GroupNorm, LeakyReLU 0.2). The encoder has `width · (1, 2, 4, 8, 16)`
-    channels, the paper's `width` being `c_init · num_leaves`.
+    channels, the paper's `width` being `c_init · num_leaves`. Levels below have no more: with more
+    `steps` large images are seen as a whole, at little cost.
 
     With disjoint decoders each leaf owns an equal share of every decoder map: convolutions are
     grouped by leaf, the encoder's skip maps are dealt out evenly among the leaves, and no
@@ -32,6 +33,7 @@ class UNet(nn.Module):
         num_leaves: int,
         *,
         width: int,
+        steps: int = STEPS,
         is_disjoint: bool = True,
         head_layers: int = 3,
         head_norm: str = "layer",
@@ -46,11 +48,12 @@ class UNet(nn.Module):
                 f"use a multiple of {num_leaves}"
             )
         self.in_channels, self.channels, self.num_leaves = in_channels, channels, num_leaves
+        self.multiple = 2**steps
         self.decoders = num_leaves if is_disjoint else 1
         groups = norm_groups(width, num_leaves)
-        widths = [width * 2**step for step in range(STEPS + 1)]
+        widths = [width * 2 ** min(step, STEPS) for step in range(steps + 1)]
         self.encoder = nn.ModuleList(
-            Block(before, after, groups=groups, dropout=dropout if step >= STEPS - 1 else 0.0)
+            Block(before, after, groups=groups, dropout=dropout if step >= steps - 1 else 0.0)
             for step, (before, after) in enumerate(
                 zip([in_channels, *widths], widths, strict=False)
             )
