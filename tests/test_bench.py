@@ -11,7 +11,14 @@ import torch
 from torch import nn
 
 from posterior_trees import UNet, cli
-from posterior_trees.bench import Timing, conditions, count_work, peak_bytes, time_together
+from posterior_trees.bench import (
+    Report,
+    Timing,
+    conditions,
+    count_work,
+    peak_bytes,
+    time_together,
+)
 from posterior_trees.bench.balancing import make_conditional, objective
 from posterior_trees.bench.clock import resident_bytes
 from posterior_trees.bench.growth import Point, bench_growth, draw_growth, sweeps
@@ -324,6 +331,22 @@ def test_a_command_prints_a_table_and_writes_the_same_numbers(name, tmp_path, ca
     shown = capsys.readouterr().out
     assert f"ptrees bench {name}" in shown
     assert torch.__version__ in shown
+    raw = {key for key in [*table["settings"], *table["conditions"]] if "_" in key}
+    assert not any(key in shown for key in raw), raw
+
+
+def test_columns_and_settings_are_printed_in_words_and_stored_by_name(capsys) -> None:
+    settings = {"c_init": 4, "gflop_per_image": 0.5, "compile": True, "steps_per_time": 1}
+    report = Report("train", {"cudnn": 9}, settings)
+    report.add(Timing(1.0, 0.9, 1.1, 3), peak_mb=2.0, images_per_s=3)
+    report.print()
+    shown = capsys.readouterr().out
+    assert "first channels of a leaf 4, GFLOP per image 0.5, compiled yes" in shown
+    assert "steps timed together 1" in shown
+    assert "cuDNN 9" in shown
+    assert "peak MB" in shown
+    assert "images per s" in shown
+    assert set(report.settings) == set(settings)
 
 
 @pytest.mark.parametrize(

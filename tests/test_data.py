@@ -685,6 +685,25 @@ def test_status_tells_found_missing_broken_and_own_sets(cells: Path, digits: Pat
     assert "folders x, y" in text
 
 
+def test_long_names_and_paths_are_folded_and_no_column_is_cut(tmp_path: Path) -> None:
+    name = "[red]" + "nuclei_of_one_plate_" * 4
+    folder = tmp_path / ("a_long_way_down_" * 6) / ("[b]" + "still_further_" * 6)
+    save(folder / name / "a.png", noise(0, 4, 4))
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(data.report(folder))
+    text = console.export_text()
+    lines = text.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert "…" not in text
+    head = next(line for line in lines if line.startswith("┃"))
+    assert head.strip("┃").split("┃")[1:3] == [" state   ", " images "]
+    cells = [line.strip("│").split("│") for line in lines if line.startswith("│")]
+    assert name in "".join(row[0].strip() for row in cells)
+    assert str(folder / name) in "".join(row[3].strip() for row in cells)
+    title = text[: text.index("┏")]
+    assert str(folder) in title.replace("\n", "").replace(" ", "")
+
+
 def blocks(language: str) -> list[str]:
     page = (ROOT / "docs" / "data.md").read_text(encoding="utf-8")
     return re.findall(rf"```{language}\n(.*?)```", page, flags=re.DOTALL)

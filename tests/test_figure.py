@@ -15,6 +15,7 @@ from PIL import Image
 
 from posterior_trees import Tree, grow
 from posterior_trees.figure import HIGHLIGHT, draw, draw_grid, save_figure
+from posterior_trees.studies.figures import Strip, draw_strips
 
 
 def make_tree(
@@ -191,3 +192,12 @@ def test_an_unknown_format_or_folder_is_explained(tmp_path: Path) -> None:
         save_figure(make_tree(), tmp_path / "tree.bmp")
     with pytest.raises(OSError, match=r"cannot write the figure .* in a folder that exists"):
         save_figure(make_tree(), tmp_path / "nowhere" / "tree.png")
+
+
+def test_the_studies_strips_name_pictures_as_the_trees_do() -> None:
+    """Truth, Input and Mean, everywhere that a picture of them is drawn."""
+    tree, x = make_tree((2,)), torch.rand(1, 1, 6, 5)
+    figure = Figure()
+    draw_strips(figure, [Strip("ours", tree, x, x)], columns=5, left=0.1)
+    known = [axes.get_title() for axes in figure.axes[:3]]
+    assert known == texts_of(draw(tree, y=x, x=x))[:3] == ["Truth", "Input", "Mean"]

@@ -22,6 +22,7 @@ from posterior_trees import (
 )
 from posterior_trees import predict as predict_module
 from posterior_trees.data import ImageSet
+from posterior_trees.explore.start import model_card
 from posterior_trees.picture import as_picture, brightness_range, describe_misfit, read_picture
 from posterior_trees.predict import PictureError, predict_files
 
@@ -296,6 +297,18 @@ def test_predict_files_writes_the_tree_in_every_form(tmp_path: Path) -> None:
         stored = np.asarray(Image.open(out / "photo" / node["image"]))
         shown = (image.clamp(0, 1) * 255).round().byte().permute(1, 2, 0).numpy()
         assert np.array_equal(stored, shown)
+
+
+def test_the_page_cites_the_paper_and_names_the_model_as_the_explorer_does(tmp_path: Path) -> None:
+    model = predictor_of(Denoise(0.1), about={"version": "9.8", "date": "2024-12-10"})
+    file = save(tmp_path / "a.png", noise(8, 8))
+    page, _ = predict_files(model, [file], tmp_path / "out")
+    found = re.search(r'id="trees">(.*?)</script>', page.read_text("utf-8"), re.DOTALL)
+    assert found is not None
+    card = json.loads(found[1])["model"]
+    assert card == model_card(model)
+    assert "NeurIPS 2024" in card["method"]
+    assert "version 9.8, date 2024-12-10" in card["origin"]
 
 
 def test_inverting_exchanges_black_and_white(tmp_path: Path) -> None:

@@ -183,13 +183,13 @@ def test_progress_is_plain_lines_without_a_terminal(
 def test_pictures_put_siblings_in_the_order_of_another_tree() -> None:
     leaves = torch.tensor([[[5.0, 0], [6, 0], [1, 0], [2, 0]]])
     tree = grow(leaves, torch.tensor([[0.1, 0.2, 0.3, 0.4]]).log(), 2)
-    ordered = toy_figure._in_order(tree)
+    ordered = toy_figure.sort_siblings(tree)
     assert ordered.leaves[0, :, 0].tolist() == [1.0, 2.0, 5.0, 6.0]
     torch.testing.assert_close(ordered.probs[2], torch.tensor([[0.3, 0.4, 0.1, 0.2]]))
-    again = toy_figure._like(ordered, tree)
+    again = toy_figure.match_siblings(ordered, tree)
     assert torch.equal(again.leaves, tree.leaves)
     flat = grow(leaves[:, [2, 0, 3, 1]], tree.log_probs[-1], (4,))
-    assert torch.equal(toy_figure._like(flat, tree).leaves, tree.leaves)
+    assert torch.equal(toy_figure.match_siblings(flat, tree).leaves, tree.leaves)
 
 
 def test_wrong_options_are_named(tmp_path: Path) -> None:

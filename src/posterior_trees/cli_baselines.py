@@ -6,6 +6,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from posterior_trees.cli_checks import add_checks, shorten
+
 
 def add_baseline(commands: Any) -> None:
     """`ptrees baseline train|sample|bias|mixture|digits`."""
@@ -34,33 +36,7 @@ def add_baseline(commands: Any) -> None:
     sample.add_argument("--device", help="cuda, mps or cpu [the best there is]")
     sample.add_argument("--out", type=Path, required=True, help="folder of .npy files")
     sample.set_defaults(run=run_sample)
-    _add_checks(actions)
-
-
-def _add_checks(actions: Any) -> None:
-    """What is measured where the truth is known, or where a classifier knows it."""
-    bias = actions.add_parser("bias", help="what samplers get wrong with a perfect denoiser")
-    bias.add_argument("--samples", type=int, default=40_000, help="samples per point [40000]")
-    bias.add_argument("--out", type=Path, required=True, help="JSON file to write")
-    bias.set_defaults(run=run_bias)
-
-    mixture = actions.add_parser("mixture", help="train on the 2-D mixture; hold against the truth")
-    mixture.add_argument("--steps", type=int, default=None, help="training steps [12000]")
-    mixture.add_argument("--out", type=Path, required=True, help="JSON file to write")
-    mixture.set_defaults(run=run_mixture)
-
-    digits = actions.add_parser("digits", help="are a prior's unconditional samples digits?")
-    digits.add_argument("model", metavar="RUN", help="a run folder or file of a prior of digits")
-    _add_data(digits)
-    digits.add_argument("--classifier", type=Path, metavar="FILE",
-                        default=Path("results/studies/classifier.safetensors"),
-                        help="digit reader [results/studies/classifier.safetensors]")  # fmt: skip
-    digits.add_argument("--samples", type=int, default=4000, help="digits to draw [4000]")
-    digits.add_argument("--steps", type=int, default=250, help="of the reverse chain [250]")
-    digits.add_argument("--seed", type=int, default=0)
-    digits.add_argument("--device", help="cuda, mps or cpu [the best there is]")
-    digits.add_argument("--out", type=Path, required=True, help="JSON file to write")
-    digits.set_defaults(run=run_digits)
+    add_checks(actions)
 
 
 def add_compare(commands: Any) -> None:
@@ -100,7 +76,7 @@ def run_train(arguments: argparse.Namespace) -> None:
     with Progress(f"training {spec.kind} for {recipe.task}") as progress:
 
         def report(line: dict[str, Any]) -> None:
-            text = "  ".join(f"{k} {_short(v)}" for k, v in line.items())
+            text = "  ".join(f"{k} {shorten(v)}" for k, v in line.items())
             progress.console.print(text, highlight=False)
 
         fit_baseline(
@@ -143,67 +119,6 @@ def run_sample(arguments: argparse.Namespace) -> None:
         )  # fmt: skip
         write_samples(arguments.out, numbers, samples)
     print(arguments.out)
-
-
-def run_bias(arguments: argparse.Namespace) -> None:
-    from posterior_trees.baselines.bias import bias_table
-    from posterior_trees.progress import track
-
-    _write(arguments.out, bias_table(arguments.samples, watch=track("measuring bias")))
-
-
-def run_mixture(arguments: argparse.Namespace) -> None:
-    from posterior_trees.baselines.learned import Plan, run_checks
-    from posterior_trees.progress import track
-
-    plan = Plan(steps=arguments.steps) if arguments.steps else Plan()
-    result = run_checks(plan, watch=track("training"))
-    for check in result["checks"]:
-        print(
-            "pass" if check["passed"] else "FAIL", *(f"{k} {_short(v)}" for k, v in check.items())
-        )
-    _write(arguments.out, result)
-
-
-def run_digits(arguments: argparse.Namespace) -> None:
-    import torch
-
-    from posterior_trees import store
-    from posterior_trees.baselines.diffusion import DiffusionModel
-    from posterior_trees.baselines.digits import draw_digits, judge_digits
-    from posterior_trees.sampling import load_baseline
-    from posterior_trees.studies.classifier import load_labelled, load_reader
-
-    baseline = load_baseline(arguments.model, arguments.device)
-    model = baseline.model
-    if not isinstance(model, DiffusionModel) or model.is_conditional:
-        raise ValueError(
-            f"{arguments.model} is a {baseline.spec.kind} model; unconditional samples need one "
-            "trained with baseline.kind='prior'"
-        )
-    reader = load_reader(arguments.classifier, baseline.device)
-    _, labels = load_labelled(arguments.data, "train")
-    images, _ = load_labelled(arguments.data, "t10k")
-    real, _ = images.batch(range(len(images)))
-    generator = torch.Generator(baseline.device).manual_seed(arguments.seed)
-    samples = draw_digits(model, images.shape, arguments.samples, steps=arguments.steps,
-                          generator=generator)  # fmt: skip
-    result = judge_digits(samples, real.to(baseline.device), labels, reader)
-    result["reader_accuracy"] = store.read_facts(arguments.classifier).get("test_accuracy")
-    for key in ("class_gap", "sure"):
-        found = result[key]
-        print(f"{'pass' if found['passed'] else 'FAIL'} {key} {_short(found)}")
-    _write(arguments.out, {"schema": 1, "trained": baseline.about, **result})
-
-
-def _write(file: Path, content: Any) -> None:
-    import json
-
-    from posterior_trees.store import write_bytes
-
-    file.parent.mkdir(parents=True, exist_ok=True)
-    write_bytes(file, (json.dumps(content, indent=1) + "\n").encode())
-    print(file)
 
 
 def run_compare(arguments: argparse.Namespace) -> None:
@@ -313,11 +228,3 @@ def _add_data(parser: argparse.ArgumentParser) -> None:
 def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--option", action="append", default=[], metavar="KEY=VALUE",
                         dest="options", help="of the sampler, e.g. steps=100")  # fmt: skip
-
-
-def _short(value: Any) -> str:
-    if isinstance(value, dict):
-        return " ".join(f"{k} {_short(v)}" for k, v in value.items())
-    if isinstance(value, list):
-        return " / ".join(map(_short, value))
-    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -58,10 +58,10 @@ class Scene:
         point = torch.tensor([y])
         samples = mixture.sample_posterior(point, sigma, SAMPLES, generator)
         leaves = network(point)
-        clustered = _in_order(hierarchical_kmeans(samples, 2, 2, generator=generator))
+        clustered = sort_siblings(hierarchical_kmeans(samples, 2, 2, generator=generator))
         flat = hierarchical_kmeans(samples, 4, 1, generator=generator)
         predicted = grow(leaves.images, leaves.log_probs, 2)
-        flat, predicted = _like(flat, clustered), _like(predicted, clustered)
+        flat, predicted = match_siblings(flat, clustered), match_siblings(predicted, clustered)
         return cls(mixture, sigma, point, samples, flat, clustered, predicted)
 
 
@@ -88,7 +88,7 @@ def draw(scene: Scene) -> Figure:
     }
     for column, (title, tree) in enumerate(panels.items(), start=1):
         plane = figure.add_subplot(grid[0, column])
-        _draw_posterior(plane, scene, tree)
+        draw_posterior(plane, scene, tree)
         _caption(plane, "abcd"[column], title)
         _draw_tree(figure.add_subplot(grid[1, column]), tree)
     return figure
@@ -107,7 +107,7 @@ def draw_more(scenes: Sequence[Scene]) -> Figure:
         trees = scene.flat, scene.clustered, scene.predicted
         for column, (tree, title) in enumerate(zip(trees, titles, strict=True)):
             plane = figure.add_subplot(grid[row, column])
-            _draw_posterior(plane, scene, tree, with_probabilities=True)
+            draw_posterior(plane, scene, tree, with_probabilities=True)
             small = figure.add_subplot(clusters[column])
             _draw_clusters(small, scene, tree, ("flat", "hier.", "ours")[column])
             if row == 0:
@@ -117,7 +117,7 @@ def draw_more(scenes: Sequence[Scene]) -> Figure:
     return figure
 
 
-def _in_order(tree: Tree) -> Tree:
+def sort_siblings(tree: Tree) -> Tree:
     """The same tree with siblings from left to right, so that pictures do not depend on seeds."""
 
     def first_siblings(t: Tree) -> list[float]:
@@ -126,7 +126,7 @@ def _in_order(tree: Tree) -> Tree:
     return min(_reorderings(tree), key=first_siblings)
 
 
-def _like(tree: Tree, other: Tree) -> Tree:
+def match_siblings(tree: Tree, other: Tree) -> Tree:
     """The same tree with siblings in the order that brings its leaves nearest to another's."""
     return min(_reorderings(tree), key=lambda t: (t.leaves - other.leaves).square().sum().item())
 
@@ -175,7 +175,9 @@ def _draw_task(axes: Axes, scene: Scene) -> None:
     axes.scatter(*x.T.numpy(), 13, DEEP, linewidths=0, zorder=4)
 
 
-def _draw_posterior(axes: Axes, scene: Scene, tree: Tree, with_probabilities: bool = False) -> None:
+def draw_posterior(axes: Axes, scene: Scene, tree: Tree, with_probabilities: bool = False) -> None:
+    """The posterior, and over it the cells, nodes and leaves of a tree, its root, the analytic mean
+    and the measurement."""
     pixels = _plane(axes)
     density = scene.mixture.posterior_log_prob(pixels.reshape(1, -1, 2), scene.y, scene.sigma).exp()
     _heat(axes, density.reshape(SIDE, SIDE), POSTERIOR)

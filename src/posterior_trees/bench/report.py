@@ -16,6 +16,19 @@ from posterior_trees.bench.clock import Timing
 SCHEMA = 1
 WIDTH = 120
 """Characters of a line that goes into a file."""
+WORDS = {
+    "c_init": "first channels of a leaf",
+    "compile": "compiled",
+    "cuda": "CUDA",
+    "cudnn": "cuDNN",
+    "gflop_per_image": "GFLOP per image",
+    "mb_moved_per_image": "MB moved per image",
+    "parameters_m": "million parameters",
+    "peak_mb": "peak MB",
+    "python": "Python",
+    "steps_per_time": "steps timed together",
+}
+"""Names that are more than words with underscores between them."""
 
 
 @dataclass
@@ -59,12 +72,12 @@ class Report:
             if name not in hidden:
                 is_text = any(isinstance(row.get(name), str) for row in self.rows)
                 side = "left" if is_text else "right"
-                grid.add_column(name.replace("_", " "), justify=side, no_wrap=is_text)
+                grid.add_column(in_words(name), justify=side, no_wrap=is_text)
         for row in self.rows:
             grid.add_row(*[_cell(row, name) for name in names if name not in hidden])
         console.print(grid)
         for facts in (self.settings, self.conditions):
-            text = ", ".join(f"{key} {_plain(value)}" for key, value in facts.items())
+            text = ", ".join(f"{in_words(key)} {_plain(value)}" for key, value in facts.items())
             console.print(text, highlight=False)
         for note in self.notes:
             console.print(f"note: {note}", style="yellow", highlight=False)
@@ -104,6 +117,11 @@ def command() -> str:
     return " ".join(["ptrees", *sys.argv[1:]]) if "bench" in sys.argv else ""
 
 
+def in_words(name: str) -> str:
+    """The name of a column or a setting as people read it; files keep the name itself."""
+    return WORDS.get(name) or name.replace("_", " ")
+
+
 def megabytes(count: int | None) -> float | None:
     return None if count is None else round(count / 1e6, 1)
 
@@ -118,6 +136,8 @@ def _cell(row: dict[str, Any], name: str) -> str:
 
 
 def _plain(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
     if isinstance(value, float):
         return f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
     if isinstance(value, list | tuple):

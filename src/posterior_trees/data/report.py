@@ -13,6 +13,8 @@ from posterior_trees.data.idx import read_idx_images
 from posterior_trees.data.pictures import list_pairs
 from posterior_trees.data.registry import KNOWN, KnownSet, find_known, layout
 
+NAME = 20
+"""Characters of a set's name in a line; longer names are folded, as paths are."""
 COLOURS = {"found": "green", "missing": "yellow", "broken": "red", "yours": "cyan"}
 
 
@@ -40,15 +42,17 @@ def status(folder: str | os.PathLike[str]) -> list[Row]:
 
 def report(folder: str | os.PathLike[str]) -> Table:
     """`status` as a table for the terminal."""
-    table = Table(title=f"data in {folder}", title_justify="left", show_lines=True)
-    for column in ("set", "state", "images"):
+    title = Text(f"data in {folder}", overflow="fold")
+    table = Table(title=title, title_justify="left", show_lines=True)
+    table.add_column("set", overflow="fold", max_width=NAME)
+    for column in ("state", "images"):
         table.add_column(column, no_wrap=True)
     table.add_column("what, where", overflow="fold")
     for row in status(folder):
         lines = [row.what, row.where, row.todo, f"terms: {row.terms}" if row.terms else ""]
         text = Text("\n".join(line for line in lines if line))
         count = f"{row.images:,}" if row.images else "–"
-        table.add_row(row.name, Text(row.state, COLOURS[row.state]), count, text)
+        table.add_row(Text(row.name), Text(row.state, COLOURS[row.state]), count, text)
     return table
 
 

@@ -136,9 +136,7 @@ def read_bytes(
     return to_float(torch.from_numpy(stored.copy())).unsqueeze(0)
 
 
-def fitted_size(
-    predictor: Predictor, content: bytes, name: str, limits: Limits
-) -> tuple[int, ...]:
+def fitted_size(predictor: Predictor, content: bytes, name: str, limits: Limits) -> tuple[int, ...]:
     """Height and width a picture is brought to: the mask's, or else at most `limits.side`."""
     return mask_size(predictor) or _shrunk(predictor, content, name, limits.side)
 

@@ -11,7 +11,15 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from posterior_trees.studies.clustering import assign
-from posterior_trees.toy_figure import INK, NODES, POINT, Scene, _draw_posterior, _in_order, _like
+from posterior_trees.toy_figure import (
+    INK,
+    NODES,
+    POINT,
+    Scene,
+    draw_posterior,
+    match_siblings,
+    sort_siblings,
+)
 from posterior_trees.toys import GaussianMixture
 from posterior_trees.tree import Tree
 
@@ -29,13 +37,13 @@ def save(
     grid = figure.add_gridspec(
         2, COLUMNS + 1, width_ratios=widths, wspace=0.06, hspace=0.05, **frame
     )
-    y, order = torch.tensor([POINT]), _in_order(trees["hierarchical"][0])
+    y, order = torch.tensor([POINT]), sort_siblings(trees["hierarchical"][0])
     for row, (name, tree) in enumerate(trees.items()):
         scene = Scene(GaussianMixture(), sigma, y, samples[None], tree, tree, tree)
         for column in range(min(COLUMNS, len(tree))):
             axes = figure.add_subplot(grid[row, column])
-            one = _like(tree[column], order)
-            _draw_posterior(axes, scene, one, with_probabilities=True)
+            one = match_siblings(tree[column], order)
+            draw_posterior(axes, scene, one, with_probabilities=True)
             if row == 0:
                 axes.set_title(f"seed {column}", fontsize=10, color=INK)
             if column == 0:

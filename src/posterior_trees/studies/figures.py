@@ -70,7 +70,7 @@ def draw_strips(
         probs = [f"{p:.2f}" for p in strip.tree.probs[-1][0].tolist()]
         pictures = [strip.x[0], strip.y[0], strip.tree.root[0], *strip.tree.leaves[0]]
         for column, (title, picture) in enumerate(
-            zip(["truth", "input", "root", *probs], pictures, strict=True)
+            zip(["Truth", "Input", "Mean", *probs], pictures, strict=True)
         ):
             axes = figure.add_subplot(grid[row, column], xticks=[], yticks=[])
             axes.imshow(_pixels(picture), cmap="gray", vmin=0, vmax=1)
