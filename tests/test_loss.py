@@ -7,7 +7,7 @@ import torch
 from test_tree import random_tree
 
 from posterior_trees import epsilon_at, grow, probability_loss, tree_loss
-from posterior_trees.loss import objective
+from posterior_trees.loss import costs, objective
 
 
 def setup(branching=3, depth=2):
@@ -109,6 +109,37 @@ def test_objective_is_the_sum_of_both_losses():
     torch.testing.assert_close(parts.total(0.4, parts.root.mean()), expected)
     torch.testing.assert_close(parts.total(0.0, parts.root.mean()), tree_loss(tree, x, 0.3))
     assert torch.equal(parts.leaf, tree.descend(x)[:, -1])
+
+
+def test_a_rate_changes_only_whom_the_truth_teaches():
+    tree, x = setup()
+    plain, free = objective(tree, x, 0.3), objective(tree, x, 0.3, rate=1e-12)
+    torch.testing.assert_close(free.squared, plain.squared)
+    dear = objective(tree, x, 0.0, rate=1e9)  # the likeliest path, whatever its error
+    errors, node = tree.errors(x), torch.zeros(len(x), dtype=torch.long)
+    want = errors[0][:, 0]
+    for level, k in enumerate(tree.branching, start=1):
+        children = node[:, None] * k + torch.arange(k)
+        node = children.gather(1, tree.log_probs[level].gather(1, children).argmax(1, keepdim=True))
+        want = want + errors[level].gather(1, node).squeeze(1)
+        node = node.squeeze(1)
+    torch.testing.assert_close(dear.squared, want)
+    for part in ("nll", "entropy", "root", "leaf"):
+        assert torch.equal(getattr(dear, part), getattr(plain, part))
+
+
+def test_a_rate_moves_the_border_between_two_leaves_towards_the_rarer():
+    """Of leaves at 0 and 1 with odds p : 1 − p a point z belongs to the first up to
+    z = ½ + ½ λ e_root ln(p / (1 − p))."""
+    p, rate, z = 0.8, 0.1, torch.linspace(0.3, 0.8, 501, dtype=torch.float64)[:, None]
+    leaves = torch.tensor([[0.0], [1.0]], dtype=torch.float64).expand(len(z), 2, 1)
+    log_probs = torch.tensor([p, 1 - p], dtype=torch.float64).log().expand(len(z), 2)
+    tree = grow(leaves, log_probs, 2)
+    errors = tree.errors(z)
+    first = tree.winners(costs(tree, errors, rate))[0][:, 0] == 0
+    border = 0.5 + 0.5 * rate * errors[0][:, 0] * math.log(p / (1 - p))
+    assert torch.equal(first, z[:, 0] <= border)
+    assert (border > 0.5).all()
 
 
 def test_epsilon_starts_at_one_and_halves_as_published():

@@ -82,6 +82,7 @@ class LossSpec:
     epsilon_start: float = 5.0  # epochs of plain MSE
     epsilon_scale: float = 2.0
     epsilon_floor: float = 0.0  # below this the losers' weight does not fall
+    rate: float = 0.0  # what the surprise of a child costs it, in units of the root's error
     conscience: float = 0.0  # 1: siblings share images equally for the first half; 0 = off
 
 
@@ -173,6 +174,7 @@ AT_LEAST = {
     "loss.epsilon_start": 0.0,
     "loss.epsilon_floor": 0.0,
     "loss.conscience": 0.0,
+    "loss.rate": 0.0,
     "data.patch": 0,
     "data.repeat": 1,
 }

@@ -194,7 +194,8 @@ class Trainer:
 
     def _judge(self, leaves: Leaves, x: Tensor, y: Tensor, epsilon: Tensor, *wins) -> Objective:
         factors = handicaps(wins[0], self.predictor.branching, wins[1]) if wins else None
-        return objective(self.predictor.assemble(leaves, y), x, epsilon, factors)
+        tree = self.predictor.assemble(leaves, y)
+        return objective(tree, x, epsilon, factors, self.recipe.loss.rate)
 
     def _epsilon(self, epoch: float | int) -> float:
         spec = self.recipe.loss
