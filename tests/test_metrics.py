@@ -11,7 +11,7 @@ from posterior_trees.data import ImageSet
 from posterior_trees.evaluate import leaf_table, report, score
 from posterior_trees.loss import probability_loss
 from posterior_trees.measure import Denoise, Inpaint, Paired
-from posterior_trees.metrics import displacement, summarize
+from posterior_trees.metrics import displacement, information, summarize
 from posterior_trees.networks.head import Leaves
 from posterior_trees.predictor import TreePredictor
 
@@ -221,6 +221,16 @@ def test_report_holds_what_the_contract_names(blobs):
     )  # fmt: skip
     assert free["psnr_hole"] is None
     assert free["hole_pixels"] is None
+
+
+def test_information_is_what_probabilities_tell_apart():
+    same = torch.tensor([[0.5, 0.3, 0.2]]).expand(7, 3)
+    assert information(same) == pytest.approx(0, abs=1e-7)
+    assert information(torch.eye(3)) == pytest.approx(math.log(3))
+    random = torch.rand(50, 3, generator=torch.Generator().manual_seed(0)).softmax(dim=1)
+    assert information(random) > 0
+    twice = torch.cat([random, random])
+    assert information(twice) == pytest.approx(information(random))
 
 
 @pytest.mark.parametrize("shift", [(0.1, -0.73), (-0.4, 0.0), (0.0, 0.0)])

@@ -22,7 +22,7 @@ from posterior_trees import LeafBalancer, Tree, load, store
 from posterior_trees.build import build_predictor
 from posterior_trees.checkpoint import ModelError
 from posterior_trees.data import DataError, ImageSet
-from posterior_trees.health import Health, perplexity
+from posterior_trees.health import Health, perplexity, warn_of_deafness
 from posterior_trees.loss import Objective, epsilon_at, probability_loss, tree_loss
 from posterior_trees.measure import Inpaint
 from posterior_trees.optimize import Schedule, make_optimizer
@@ -425,6 +425,30 @@ def test_a_dead_leaf_is_announced_with_advice(tmp_path, recipe, images):
     assert "leaves [1] are reached by fewer than 0.2%" in warning
     assert "balancer.is_on=true" in warning
     assert "loss.epsilon_scale" in warning
+
+
+def test_a_head_that_does_not_listen_is_announced_with_advice(tmp_path, recipe, images):
+    fast = ("loss.epsilon_start=0", "loss.epsilon_scale=0.1", "training.epochs=4")
+    train(recipe(*fast, "optimizer.head_lr=1e-12"), tmp_path, images)
+    lines = log_of(tmp_path)
+    assert all(line["val_information"] == pytest.approx(0, abs=1e-6) for line in lines)
+    heard = ["same probabilities" in line.get("warning", "") for line in lines]
+    assert heard == [False, True, True, True]
+    assert "network.head_norm='batch'" in lines[-1]["warning"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_warned"),
+    [({}, True), ({"epsilon": 0.5}, False), ({"val_information": 0.1}, False),
+     ({"leaf_usage": [1.0]}, False)],
+)  # fmt: skip
+def test_deafness_needs_time_leaves_and_evidence(changes, is_warned):
+    line = {"epsilon": 0.0, "leaf_usage": [0.5, 0.5], "val_information": 0.0, "warning": "dead"}
+    line |= changes
+    warn_of_deafness(line, 0.4)
+    assert line["warning"] == "dead"
+    warn_of_deafness(line, 0.6)
+    assert ("; every image" in line["warning"]) == is_warned
 
 
 def made_up_loss(values: Tensor, leaf: Tensor) -> Objective:

@@ -173,6 +173,7 @@ def run_evaluate(arguments: argparse.Namespace) -> None:
     from posterior_trees.checkpoint import load, load_recipe
     from posterior_trees.data import load_evaluation
     from posterior_trees.evaluate import report, score, seconds_per_image
+    from posterior_trees.metrics import information
     from posterior_trees.progress import track
     from posterior_trees.store import write_bytes
 
@@ -190,6 +191,8 @@ def run_evaluate(arguments: argparse.Namespace) -> None:
     table: dict[str, Any] = report(predictor, scores, **names)
     table |= {"seconds_per_image": seconds_per_image(predictor, images), "nfe": 1}
     print_scores(table)
+    if predictor.num_leaves > 1:
+        print(f"the probabilities tell {information(scores['probs']):.3f} nats about single images")
     if arguments.json:
         write_bytes(arguments.json, (json.dumps(table, indent=1) + "\n").encode())
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from posterior_trees.data import ImageSet
 from posterior_trees.measure import Inpaint, Paired, measure_each
-from posterior_trees.metrics import displacement, entropy, nll, psnr, summarize
+from posterior_trees.metrics import displacement, entropy, information, nll, psnr, summarize
 from posterior_trees.predictor import TreePredictor
 from posterior_trees.recipe import Recipe
 
@@ -121,4 +121,5 @@ def validate(predictor: TreePredictor, images: ImageSet, recipe: Recipe) -> dict
         "val_psnr": quality.mean(dim=0).tolist(),
         "val_nll": scores["nll"].mean(dim=0).tolist(),
         "val_entropy": scores["entropy"].mean(dim=0).tolist(),
+        "val_information": information(scores["probs"]),
     }

@@ -12,6 +12,10 @@ DEAD = 0.002
 """A leaf that fewer of the images reach counts as dead."""
 
 
+DEAF = 0.003
+"""Nats about single images below which probabilities count as the same for all of them."""
+
+
 class Health:
     """Running sums over an epoch, kept on the device so that no step waits for the GPU."""
 
@@ -66,6 +70,17 @@ class Health:
         self.usage.copy_(state["usage"])
         self.sums.copy_(state["sums"])
         self.images = state["images"]
+
+
+def warn_of_deafness(line: dict[str, Any], progress: float) -> None:
+    """Add to an epoch's log line that the head does not listen, once it had time to learn to."""
+    is_late = progress >= 0.5 and line["epsilon"] < 0.05 and len(line["leaf_usage"]) > 1
+    if is_late and line.get("val_information", math.inf) < DEAF:
+        deaf = (
+            "every image gets the same probabilities, whatever it shows: try "
+            "network.head_norm='batch' with head_dropout=0.3, or train longer"
+        )
+        line["warning"] = "; ".join(filter(None, [line.get("warning"), deaf]))
 
 
 def perplexity(usage: list[float]) -> float:

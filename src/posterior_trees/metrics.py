@@ -54,6 +54,13 @@ def entropy(tree: Tree) -> Float[Tensor, "b levels"]:
     return torch.stack(levels, dim=1)
 
 
+def information(probs: Float[Tensor, "n leaves"]) -> float:
+    r"""How many nats the predicted probabilities tell about single images: the entropy of their
+    mean minus their mean entropy. 0: every image gets the same ones, whatever it shows."""
+    mean, each = probs.double().mean(dim=0), probs.double()
+    return (torch.special.entr(mean).sum() - torch.special.entr(each).sum(dim=1).mean()).item()
+
+
 def displacement(
     seen: Float[Tensor, "b c h w"], x: Float[Tensor, "b c h w"]
 ) -> Float[Tensor, "b 2"]:

@@ -22,7 +22,7 @@ from posterior_trees.conscience import handicaps, note_taught, start_bias, stren
 from posterior_trees.data import ImageSet, grid_patches, load_split
 from posterior_trees.evaluate import validate
 from posterior_trees.feed import Feed
-from posterior_trees.health import Health
+from posterior_trees.health import Health, warn_of_deafness
 from posterior_trees.loss import Objective, epsilon_at, objective
 from posterior_trees.networks.head import Leaves
 from posterior_trees.optimize import Average, Schedule, make_optimizer
@@ -214,6 +214,7 @@ class Trainer:
             scores = validate(self.predictor, self.validation, self.recipe)
             line |= self.fabric.broadcast(scores)  # all processes must draw the same conclusions
             self.schedule.observe(line["val_loss"])
+            warn_of_deafness(line, self.step / self.total_steps)
         if self.validation is None or line["val_loss"] < self.best:
             self.best = line.get("val_loss", math.inf)
             if self.run.is_writer and (self.validation is not None or is_last or epoch % 5 == 0):
