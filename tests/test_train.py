@@ -378,6 +378,19 @@ def test_a_run_begins_with_the_weights_it_is_given(tmp_path, recipe, images):
     assert_same_run(tmp_path / "cut", tmp_path / "long")
 
 
+def test_a_rate_makes_trees_more_predictable(tmp_path, recipe, blobs):
+    """With a high rate all blobs, those on the right too, teach the leaf that is expected, and the
+    rarer answer is given up."""
+    images = blobs(64, odds=0.25), blobs(32, seed=1, odds=0.25)
+    losses = {}
+    for rate in (0, 100):
+        chosen = recipe(*FAST, f"loss.rate={rate}", "training.epochs=12", "loss.epsilon_start=1",
+                        "loss.epsilon_scale=0.5")  # fmt: skip
+        train(chosen, tmp_path / str(rate), images)
+        losses[rate] = log_of(tmp_path / str(rate))[-1]
+    assert losses[100]["squared"] > 1.2 * losses[0]["squared"]
+
+
 def test_a_run_refuses_weights_of_another_layout(tmp_path, recipe, images):
     train(recipe("training.epochs=1"), tmp_path / "first", images)
     other = recipe("tree.depth=2")
