@@ -188,6 +188,8 @@ def network_widths(steps: int) -> list[int]:
 def test_width_that_cannot_be_dealt_out_is_refused():
     with pytest.raises(ValueError, match="width 10 cannot be dealt out evenly among 4 leaves"):
         UNet(1, 1, 4, width=10)
+    leaves = UNet(1, 1, 4, width=10, is_disjoint=False)(torch.zeros(1, 1, 16, 16))
+    assert leaves.images.shape == (1, 4, 1, 16, 16)  # one decoder deals nothing out
 
 
 @pytest.mark.parametrize(("layers", "norm"), list(itertools.product((3, 4), ("layer", "batch"))))

@@ -42,15 +42,15 @@ class UNet(nn.Module):
         head_dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        if width % num_leaves:
+        self.decoders = num_leaves if is_disjoint else 1
+        if width % self.decoders:
             raise ValueError(
                 f"width {width} cannot be dealt out evenly among {num_leaves} leaves; "
-                f"use a multiple of {num_leaves}"
+                f"use a multiple of {num_leaves}, or a shared decoder"
             )
         self.in_channels, self.channels, self.num_leaves = in_channels, channels, num_leaves
         self.multiple = 2**steps
-        self.decoders = num_leaves if is_disjoint else 1
-        groups = norm_groups(width, num_leaves)
+        groups = norm_groups(width, self.decoders)
         widths = [width * 2 ** min(step, STEPS) for step in range(steps + 1)]
         self.encoder = nn.ModuleList(
             Block(before, after, groups=groups, dropout=dropout if step >= steps - 1 else 0.0)
@@ -200,12 +200,12 @@ def deal(
     return torch.cat(shares, dim=2).flatten(1, 2)
 
 
-def norm_groups(width: int, num_leaves: int) -> int:
+def norm_groups(width: int, decoders: int) -> int:
     """Number of normalisation groups: whole leaves each, and about nine of them.
 
     Choice: the paper does not say. A network of the same width has the same groups whatever its
     number of leaves, so that a tree and its plain MSE counterpart differ in nothing else.
     """
-    share = width // num_leaves
-    fits = [d for d in range(1, share + 1) if share % d == 0 and num_leaves * d <= 9]
-    return num_leaves * max(fits, default=1)
+    share = width // decoders
+    fits = [d for d in range(1, share + 1) if share % d == 0 and decoders * d <= 9]
+    return decoders * max(fits, default=1)
