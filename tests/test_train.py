@@ -29,6 +29,7 @@ from posterior_trees.optimize import Schedule, make_optimizer
 from posterior_trees.predictor import TreePredictor
 from posterior_trees.recipe import OptimizerSpec
 from posterior_trees.run import Run, RunError, read_log
+from posterior_trees.seeding import seed_device
 from posterior_trees.train import Trainer, fit
 
 FAST = ("optimizer.lr=0.02", "optimizer.head_lr=0.02")
@@ -397,6 +398,15 @@ def test_a_run_refuses_weights_of_another_layout(tmp_path, recipe, images):
     with pytest.raises(ModelError, match=r"cannot begin with the weights of .*first: \d+ weights"):
         train(other, tmp_path / "second", images, start=tmp_path / "first")
     assert not (tmp_path / "second").exists()
+
+
+def test_seeding_a_step_is_torchs_without_what_it_queues_for_other_devices():
+    torch.manual_seed(17)
+    want = torch.rand(5)
+    queued = [len(kind._queued_calls) for kind in (torch.cuda, torch.xpu)]
+    seed_device(torch.device("cpu"), 17)
+    assert torch.equal(torch.rand(5), want)
+    assert [len(kind._queued_calls) for kind in (torch.cuda, torch.xpu)] == queued
 
 
 def test_bf16_mixed_trains_on_the_cpu(tmp_path, recipe, images):

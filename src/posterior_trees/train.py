@@ -30,6 +30,7 @@ from posterior_trees.picture import brightness_range
 from posterior_trees.predictor import TreePredictor
 from posterior_trees.recipe import Recipe
 from posterior_trees.run import Run, RunError
+from posterior_trees.seeding import seed_device
 
 CHECK_EVERY = 50
 """Steps between looks at the loss: each look waits for the GPU."""
@@ -164,7 +165,8 @@ class Trainer:
             else:
                 group["lr"] = rate
         if self.recipe.network.dropout or self.recipe.network.head_dropout:
-            torch.manual_seed(self.feed.generator(step, 4 + self.fabric.global_rank).initial_seed())
+            seed = self.feed.generator(step, 4 + self.fabric.global_rank).initial_seed()
+            seed_device(self.fabric.device, seed)
         numbers = self._epsilon(step / self.steps_per_epoch), self.average.share(step)
         epsilon, share = (torch.full((), n, device=self.fabric.device) for n in numbers)
         return epsilon, share

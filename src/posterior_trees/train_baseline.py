@@ -28,6 +28,7 @@ from posterior_trees.optimize import Average, Schedule
 from posterior_trees.recipe import Recipe
 from posterior_trees.run import Run, RunError
 from posterior_trees.sampling import Baseline, make_learner, save_baseline
+from posterior_trees.seeding import seed_device
 
 VALIDATION_IMAGES = 512
 
@@ -134,7 +135,7 @@ class Loop:
         if data.augment or data.patch:
             x, y = augment(x, y, data.augment, data.patch, self._generator(step, 2))
         if self.spec.dropout:
-            torch.manual_seed(self._generator(step, 3).initial_seed())
+            seed_device(self.device, self._generator(step, 3).initial_seed())
         generator = self._generator(step, 4, self.device)
         self.learner.network.train()
         return self.learner.draw(x, y, generator)
