@@ -11,6 +11,7 @@ from posterior_trees.recipe import (
     Recipe,
     RecipeError,
     parse_recipe,
+    parse_resolved,
     read_recipe,
     write_recipe,
 )
@@ -233,3 +234,12 @@ def test_a_hole_without_a_place_is_refused():
 def test_grey_images_cannot_be_colourised():
     with pytest.raises(ValueError, match="predicts 3 channels, the data have 1"):
         build_predictor(parse_recipe(OWN, ["data.channels=1"]))
+
+
+def test_a_saved_recipe_does_not_follow_what_its_task_says_later():
+    text = 'task = "cells_actin_to_dna"\nseed = 1\n'
+    before = write_recipe(parse_recipe(text))
+    older = "\n".join(line for line in before.splitlines() if not line.startswith("shift"))
+    assert parse_resolved(before, "saved") == parse_recipe(text)
+    assert parse_resolved(older, "saved").data.shift == ()  # the key came later
+    assert parse_recipe(older).data.shift == (0.1, -0.7)

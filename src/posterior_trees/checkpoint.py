@@ -14,7 +14,7 @@ import torch
 from posterior_trees import store
 from posterior_trees.build import build_predictor
 from posterior_trees.predictor import TreePredictor
-from posterior_trees.recipe import Recipe, parse_recipe, write_recipe
+from posterior_trees.recipe import Recipe, parse_resolved, write_recipe
 
 SCHEMA = 1
 SHIPPED = ("digits",)
@@ -57,7 +57,7 @@ def load(
     facts = _read_facts(file)
     weights, _ = store.read(file)
     if predictor is None:
-        predictor = build_predictor(parse_recipe(facts["recipe"], origin=str(file)), facts["about"])
+        predictor = build_predictor(parse_resolved(facts["recipe"], str(file)), facts["about"])
     else:
         predictor.about = facts["about"]
     load_weights(predictor.network, weights, origin=str(file))
@@ -95,7 +95,7 @@ def export_model(
 def load_recipe(name_or_path: str | PathLike[str]) -> Recipe:
     """The recipe a model was trained with."""
     file = find_model(name_or_path)
-    return parse_recipe(_read_facts(file)["recipe"], origin=str(file))
+    return parse_resolved(_read_facts(file)["recipe"], str(file))
 
 
 def _read_facts(file: Path) -> dict[str, Any]:

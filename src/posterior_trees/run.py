@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from posterior_trees import store
-from posterior_trees.recipe import Recipe, parse_recipe, write_recipe
+from posterior_trees.recipe import Recipe, parse_resolved, write_recipe
 
 FREE_TO_CHANGE = {
     "training.save_seconds",
@@ -38,7 +38,7 @@ class Run:
         self.log_file = self.folder / "log.jsonl"
         recipe_file = self.folder / "recipe.toml"
         if recipe_file.is_file() and self.state_file.is_file():
-            self._compare(parse_recipe(recipe_file.read_text("utf-8"), origin=str(recipe_file)))
+            self._compare(parse_resolved(recipe_file.read_text("utf-8"), str(recipe_file)))
         if is_writer:
             try:
                 (self.folder / "trees").mkdir(parents=True, exist_ok=True)

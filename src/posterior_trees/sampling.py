@@ -24,7 +24,7 @@ from posterior_trees.baselines.spec import BaselineSpec, spec_from_facts, spec_t
 from posterior_trees.build import build_measurement
 from posterior_trees.checkpoint import ModelError, best_device, find_model, load_weights
 from posterior_trees.measure import Denoise, Inpaint, Measurement, Paired
-from posterior_trees.recipe import Recipe, RecipeError, parse_recipe, write_recipe
+from posterior_trees.recipe import Recipe, RecipeError, parse_resolved, write_recipe
 
 SCHEMA = 1
 SAMPLERS: dict[str, Callable] = {
@@ -192,7 +192,7 @@ def load_baseline(path: str | PathLike[str], device: str | torch.device | None =
             f"{file} has baseline schema {facts['baseline']}, this version reads up to {SCHEMA}: "
             "upgrade posterior-trees"
         )
-    recipe = parse_recipe(facts["recipe"], origin=str(file))
+    recipe = parse_resolved(facts["recipe"], str(file))
     baseline = Baseline.fresh(recipe, spec_from_facts(facts["spec"], str(file)), facts["about"])
     weights, _ = store.read(file)
     load_weights(baseline.network, weights, origin=str(file))
