@@ -1,6 +1,7 @@
 """Score a model on a split: the numbers of the paper's Table 1, per depth and per leaf."""
 
 import time
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from posterior_trees.measure import Inpaint, Paired, measure_each
 from posterior_trees.metrics import displacement, entropy, information, nll, psnr, summarize
 from posterior_trees.predictor import TreePredictor
 from posterior_trees.recipe import Recipe
+from posterior_trees.tree import Tree
 
 SCHEMA = 1
 
@@ -23,12 +25,8 @@ def score(
     `leaf` (n,), the predicted `probs` of the leaves (n, leaves) and for pairs the `offset` (n, 2)
     of the truth from the root in pixels. `watch` wraps the batches."""
     hole = predictor.measurement.hole if isinstance(predictor.measurement, Inpaint) else None
-    rows: dict[str, list[Tensor]] = {}
-    for indices in watch(torch.arange(len(images)).split(batch_size)):
-        x, y = images.batch(indices)
-        x = x.to(predictor.device)
-        y = measure_each(predictor.measurement, x, indices, seed) if y is None else y
-        tree = predictor(y.to(predictor.device))
+
+    def judge(tree: Tree, x: Tensor) -> dict[str, Tensor]:
         values = {
             "psnr": psnr(tree, x),
             "nll": nll(tree, x),
@@ -40,7 +38,27 @@ def score(
             values["psnr_hole"] = psnr(tree, x, hole)
         if isinstance(predictor.measurement, Paired):
             values["offset"] = displacement(tree.root, x)
-        for name, value in values.items():
+        return values
+
+    return judge_each(judge, predictor, images, batch_size=batch_size, seed=seed, watch=watch)
+
+
+def judge_each(
+    judge: Callable[[Tree, Tensor], dict[str, Tensor]],
+    predictor: TreePredictor,
+    images: ImageSet,
+    *,
+    batch_size: int,
+    seed: int,
+    watch: Callable[[Any], Iterable[Any]] = iter,
+) -> dict[str, Tensor]:
+    """What `judge(tree, x)` says of the trees of all images, on the CPU, batch after batch."""
+    rows: dict[str, list[Tensor]] = {}
+    for indices in watch(torch.arange(len(images)).split(batch_size)):
+        x, y = images.batch(indices)
+        x = x.to(predictor.device)
+        y = measure_each(predictor.measurement, x, indices, seed) if y is None else y
+        for name, value in judge(predictor(y.to(predictor.device)), x).items():
             rows.setdefault(name, []).append(value.cpu())
     return {name: torch.cat(parts) for name, parts in rows.items()}
 

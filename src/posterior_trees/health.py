@@ -11,7 +11,6 @@ from posterior_trees.loss import Objective
 DEAD = 0.002
 """A leaf that fewer of the images reach counts as dead."""
 
-
 DEAF = 0.003
 """Nats about single images below which probabilities count as the same for all of them."""
 

@@ -78,10 +78,13 @@ def objective(
     errors = tree.errors(x)
     winners = taught = tree.winners(errors)
     path = tree.follow(winners)
-    if handicaps is not None or rate:
-        factors = handicaps or [torch.ones_like(e[0]) for e in errors]
-        handicapped = [e * h for e, h in zip(errors, factors, strict=True)]
-        taught = tree.winners(costs(tree, handicapped, rate))
+    weighed = errors
+    if handicaps is not None:
+        weighed = [e * h for e, h in zip(weighed, handicaps, strict=True)]
+    if rate:
+        weighed = costs(tree, weighed, rate)
+    if weighed is not errors:
+        taught = tree.winners(weighed)
     log_probs = tree.log_probs[-1]
     return Objective(
         squared=_weigh(tree, errors, taught, epsilon),

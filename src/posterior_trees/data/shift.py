@@ -41,12 +41,7 @@ def _move_along(values: np.ndarray, axis: int, distance: float) -> np.ndarray:
     whole = math.floor(distance)
     length = values.shape[axis]
     moved = np.zeros_like(values)
-    for tap in (
-        -1,
-        0,
-        1,
-        2,
-    ):  # pixel p is read at p − whole − fraction, between p − whole − 1 and …
+    for tap in (-1, 0, 1, 2):  # four pixels around the place that pixel p is read at
         places = (np.arange(length) - whole - tap).clip(0, length - 1)
         moved += _keys(tap - (distance - whole)) * values.take(places, axis=axis)
     return moved

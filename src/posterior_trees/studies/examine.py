@@ -20,7 +20,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from posterior_trees.data import ImageSet
-from posterior_trees.measure import measure_each
+from posterior_trees.evaluate import judge_each
 from posterior_trees.predictor import TreePredictor
 from posterior_trees.studies import looks
 from posterior_trees.studies.classifier import DigitReader
@@ -39,19 +39,15 @@ def examine(
     watch: Callable[[Any], Iterable[Any]] = iter,
 ) -> dict[str, Tensor]:
     """Values per image, on the CPU."""
-    rows: dict[str, list[Tensor]] = {}
-    for indices in watch(torch.arange(len(images)).split(batch_size)):
-        x, y = images.batch(indices)
-        x = x.to(predictor.device)
-        y = measure_each(predictor.measurement, x, indices, seed) if y is None else y
-        tree = predictor(y.to(predictor.device))
+
+    def judge(tree: Tree, x: Tensor) -> dict[str, Tensor]:
         values = compare(tree, x, free_share(predictor))
         values["probs"] = tree.probs[-1]
         if reader is not None:
             values["leaf_digits"], values["digit"] = reader.read(tree.leaves), reader.read(x)
-        for name, value in values.items():
-            rows.setdefault(name, []).append(value.cpu())
-    return {name: torch.cat(parts) for name, parts in rows.items()}
+        return values
+
+    return judge_each(judge, predictor, images, batch_size=batch_size, seed=seed, watch=watch)
 
 
 def compare(
