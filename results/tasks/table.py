@@ -67,6 +67,6 @@ print("NLL − entropy | rarest leaf | root over plain, dB | training | commit |
 print("|---" * 9 + "|")
 print("\n".join(row(name, studies) for name in done))
 print("\nHow often the truth reaches a leaf, and how many dB the leaf is above the root there:\n")
-print("| task | " + " | ".join(f"leaf {i}" for i in range(1, 10)) + " |")
+print("| task | " + " | ".join(f"leaf {i}" for i in range(9)) + " |")
 print("|---" * 10 + "|")
 print("\n".join(leaf_row(name) for name in done))
