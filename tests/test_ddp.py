@@ -36,9 +36,10 @@ CHANGES = (
     "balancer.is_on=true",
     "balancer.start=1",
     "training.ema=0.5",
+    "training.calibrate=true",
     "training.epochs=4",
 )
-"""Noise, augmentation, clipping, plateau, balancer and average: whatever processes must share."""
+"""Noise, augmentation, clipping, plateau, balancer, average, calibration: what processes share."""
 
 
 def train_on_two(launcher: list[str], folder: Path, run: Path) -> str:
@@ -69,6 +70,8 @@ def assert_close_runs(found: Path, expected: Path) -> None:
     for name in counts:
         torch.testing.assert_close(one[name], other[name], rtol=1e-9, atol=1e-12, msg=name)
     assert facts["state"]["schedule"]["plateau"] == other_facts["state"]["schedule"]["plateau"]
+    for run in (found, expected):
+        assert "calibration" in store.read_facts(run / "best.safetensors")["about"]
     logs = [read_log(run / "log.jsonl") for run in (found, expected)]
     for line, other_line in zip(*logs, strict=True):
         for key in ("squared", "root_mse", "nll", "entropy", "val_loss", "lr"):

@@ -137,6 +137,20 @@ def test_wrong_types_are_named(change, message):
     assert message in refused("seed = 1\n" + DIGITS, change)
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("data.validation=0", "data.validation is 0.0: probabilities are calibrated on held-out"),
+        ("tree.depth=0", "tree.depth is 0: a root alone has no probabilities"),
+    ],
+)
+def test_calibration_needs_held_out_images_and_leaves(change, message):
+    found = refused(DIGITS, "training.calibrate=true", change)
+    assert message in found
+    assert "or training.calibrate=false" in found
+    parse_recipe(DIGITS, ("training.calibrate=false", change))
+
+
 def test_depth_0_is_legal():
     recipe = parse_recipe(DIGITS, ["tree.depth=0"])
     predictor = build_predictor(recipe)

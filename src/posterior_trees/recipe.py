@@ -118,6 +118,7 @@ class TrainingSpec:
     batch_size: int = 32
     precision: str = "auto"  # "32-true", "bf16-mixed", …: as Lightning Fabric names them
     ema: float = 0.0  # half-life of the weight average in epochs; 0 = off
+    calibrate: bool = False  # fit the probabilities to the validation images at the end
     compile: bool = False  # fuse the network's operations; pays on CUDA after half a minute
     capture: bool = True  # replay the whole step as one CUDA graph, where there is CUDA
     save_seconds: float = 60.0  # how often the state is saved
@@ -268,6 +269,17 @@ def check(recipe: Recipe) -> None:
         raise RecipeError(
             f"data.repeat is {recipe.data.repeat} and the balancer is on: it counts which leaf "
             "each image reaches, so an epoch must take each image once"
+        )
+    if recipe.training.calibrate and not recipe.data.validation > 0:
+        raise RecipeError(
+            f"training.calibrate is true and data.validation is {recipe.data.validation}: "
+            "probabilities are calibrated on held-out images. Set data.validation=0.05 or so, or "
+            "training.calibrate=false"
+        )
+    if recipe.training.calibrate and not recipe.tree.depth:
+        raise RecipeError(
+            "training.calibrate is true and tree.depth is 0: a root alone has no probabilities to "
+            "calibrate. Set tree.depth to at least 1, or training.calibrate=false"
         )
     if recipe.measurement.kind == "paired" and recipe.data.kind not in ("pairs", "edges"):
         raise RecipeError('measurement.kind "paired" needs data.kind "pairs" or "edges"')

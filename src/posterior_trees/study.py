@@ -85,7 +85,7 @@ def run_study(
 
 
 def plain_of(recipe: Recipe) -> Recipe:
-    """The same experiment with one answer: depth 0, the same width, nothing to balance."""
+    """The same experiment with one answer: depth 0, the same width, nothing to balance or calibrate."""
     leaves = recipe.tree.branching**recipe.tree.depth
     width = recipe.network.width or recipe.network.c_init * leaves
     return dataclasses.replace(
@@ -93,6 +93,7 @@ def plain_of(recipe: Recipe) -> Recipe:
         tree=dataclasses.replace(recipe.tree, depth=0),
         network=dataclasses.replace(recipe.network, width=width),
         balancer=dataclasses.replace(recipe.balancer, is_on=False),
+        training=dataclasses.replace(recipe.training, calibrate=False),
     )
 
 

@@ -16,6 +16,7 @@ from lightning_fabric import Fabric
 from torch import Tensor, nn
 
 from posterior_trees.build import build_predictor
+from posterior_trees.calibrate import calibrate_run, find_layer
 from posterior_trees.capture import Capture
 from posterior_trees.checkpoint import provenance, save_model, start_from
 from posterior_trees.conscience import handicaps, note_taught, start_bias, strength_at
@@ -56,7 +57,8 @@ def fit(
     model `start` (a name, a run or a file of the same layout). `report` receives each epoch's log
     line and `watch(steps, first, total)` may wrap the steps in a progress bar, or end them early.
     Returns the predictor with its last weights, averaged if the recipe says so; `best.safetensors`
-    holds the best ones.
+    holds the best ones. With `training.calibrate` that file's probabilities are calibrated at the
+    end of the run (`calibrate.py`); the predictor returned is as trained.
     """
     torch.manual_seed(recipe.seed)
     predictor = predictor or build_predictor(recipe)
@@ -80,6 +82,8 @@ def fit(
         trainer.advance(step)
     if trainer.step < trainer.total_steps:  # `watch` ended it: the same call goes on from here
         trainer.save()
+    elif recipe.training.calibrate:
+        trainer.calibrate()
     trainer._swap_in_average()
     return predictor.eval()
 
@@ -130,6 +134,8 @@ class Trainer:
         self.step, self.seconds, self.saved_at = 0, 0.0, time.monotonic()
         self.bias = start_bias(predictor.branching, fabric.device)
         self.brightness: list[float] | None = None
+        if recipe.training.calibrate:  # a network that cannot be calibrated is refused now
+            find_layer(self.predictor, self.validation, recipe.seed)
 
     def advance(self, step: int) -> None:
         """One optimiser step, and at the end of an epoch its log line, saves and pictures."""
@@ -273,6 +279,12 @@ class Trainer:
         self.health.load_state_dict(state["health"])
         self.bias.copy_(state.get("bias", self.bias))
         self.run.rewind(self.step)
+
+    def calibrate(self) -> None:
+        """Calibrate the best weights of a run that is over, unless that was done before."""
+        if self.run.is_writer and self.validation is not None:
+            calibrate_run(self.run, self.predictor, self.validation)
+        self.fabric.barrier()
 
     def _set_up(self, network: nn.Module) -> tuple[nn.Module, Any]:
         """The bare network, and the one to train with: compiled, distributed, mixed precision."""
