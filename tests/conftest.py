@@ -14,6 +14,8 @@ from posterior_trees.recipe import Recipe
 
 torch.set_num_threads(1)  # tests run side by side; and one thread is what "bit for bit" is about
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # kernels run on the CPU, slowly
 
 
 @pytest.fixture

@@ -125,16 +125,25 @@ def test_the_command_line_imports_only_the_standard_library_at_its_top():
 @pytest.mark.parametrize("name", MODULES)
 def test_top_level_imports_are_runtime_dependencies(name):
     """`beartype` and test tools never; web servers and the like only inside functions."""
+    known = sys.stdlib_module_names | RUNTIME | {PACKAGE}
+    known |= {"triton"} if part_of(name, "networks.kernels") else set()
     for imported in imports(MODULES[name], is_top_only=True):
-        top = imported.partition(".")[0]
-        known = top in sys.stdlib_module_names or top in RUNTIME or top == PACKAGE
-        assert known, f"{name or '__init__'} imports {imported}"
+        assert imported.partition(".")[0] in known, f"{name or '__init__'} imports {imported}"
+
+
+def test_kernels_are_imported_only_where_they_run():
+    """Inside functions: Triton comes with CUDA builds of torch only."""
+    users = {name for name in MODULES if "networks.kernels" in ours(name, is_top_only=True)}
+    assert users - {"networks.kernels.conv"} == {"networks.fused"}
+    for name in MODULES:
+        assert "networks.fused" not in reached(name, is_top_only=True), name
 
 
 def test_training_needs_only_the_agreed_packages():
     """What `train`, `evaluate` and the baselines import, anywhere in their files."""
     names = {"train", "evaluate", "baselines"}
-    for name in {*names, *(other for n in names for other in reached(n))}:
+    reachable = {*names, *(other for n in names for other in reached(n))}
+    for name in [n for n in reachable if not part_of(n, "networks.kernels")]:
         for imported in imports(MODULES[name]):
             top = imported.partition(".")[0]
             assert top in sys.stdlib_module_names | RUNTIME | {PACKAGE}, f"{name}: {imported}"

@@ -1,17 +1,20 @@
 """Trees as fast as the machine can: `predictor.compile()`.
 
-On CUDA, one call takes `y` to all levels of the tree: the network with its weights written out
-(`networks/fold.py`) in bfloat16 and channels-last, fused with the projection and the growing of the
-tree by `torch.compile`, and recorded as one CUDA graph for each shape of `y`. The leaves are
-rounded to bfloat16; what the measurement knows, the growing and the probabilities stay in float32,
-so every node still agrees with the measurement to float precision.
+On CUDA, one call takes `y` to all levels of the tree, recorded as one CUDA graph for each shape of
+`y`, in bfloat16 and channels-last. Our U-Net with disjoint decoders runs on kernels of its own
+(`networks/fused.py`); other networks, and all where there is no Triton, with their weights written
+out (`networks/fold.py`) and fused by `torch.compile`, which always fuses the projection and the
+growing of the tree. The leaves are rounded to bfloat16; what the measurement knows, the growing and
+the probabilities stay in float32, so every node still agrees with the measurement to float
+precision.
 
 Elsewhere the network is fused by `torch.compile` and stays in float32.
 """
 
 import copy
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -19,6 +22,9 @@ from torch import Tensor, nn
 
 from posterior_trees.capture import Capture
 from posterior_trees.networks.fold import fold
+from posterior_trees.networks.head import Leaves
+from posterior_trees.networks.norm import HALF, HAS_TRITON
+from posterior_trees.networks.unet import UNet
 from posterior_trees.predictor import TreePredictor
 from posterior_trees.tree import Tree
 
@@ -42,20 +48,31 @@ class FastPredictor(TreePredictor):
         )
         self.eval()
         self.is_recorded = is_recorded
-        self._levels: Callable = torch.compile(self._levels, dynamic=False)
+        self.is_fused = hasattr(self.network, "maps")
+        if self.is_fused:  # the network's kernels need no compiler
+            self._finish: Callable = torch.compile(self._finish, dynamic=False)
+        else:
+            self._levels: Callable = torch.compile(self._levels, dynamic=False)
         self._recordings: OrderedDict[tuple[int, ...], Capture] = OrderedDict()
 
     @torch.inference_mode()
     def forward(self, y: Float[Tensor, "b *shape"]) -> Tree:
-        if self.is_recorded:  # the next call overwrites what a recording returns
-            levels = [level.clone() for level in self._recording(y.shape)(y)]
-        else:
-            levels = self._levels(y)
+        # the next call overwrites what a recording returns
+        levels = copies(self._recording(y.shape)(y)) if self.is_recorded else self._levels(y)
         nodes = self.depth + 1
         return Tree(levels[:nodes], levels[nodes:], self.branching)
 
     def _levels(self, y: Tensor) -> tuple[Tensor, ...]:
+        if self.is_fused:
+            network: Any = self.network
+            return self._finish(*network.maps(self.view(y)), y)
         tree = super().forward(y)
+        return (*tree.images, *tree.log_probs)
+
+    def _finish(self, images: Tensor, means: list[Tensor], y: Tensor) -> tuple[Tensor, ...]:
+        network: Any = self.network
+        leaves = Leaves(images, network.head([mean.unsqueeze(2) for mean in means]))
+        tree = self.assemble(leaves, y)
         return (*tree.images, *tree.log_probs)
 
     def _recording(self, shape: tuple[int, ...]) -> Capture:
@@ -66,10 +83,22 @@ class FastPredictor(TreePredictor):
         return recording
 
 
+def copies(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Clones, made by one kernel."""
+    clones = [torch.empty_like(tensor) for tensor in tensors]
+    torch._foreach_copy_(clones, list(tensors))
+    return clones
+
+
 def as_fast(network: nn.Module, dtype: torch.dtype) -> nn.Module:
     """The network in the form and the precision that runs fastest; its head keeps float32."""
     if next(network.parameters()).device.type != "cuda":
         return copy.deepcopy(network).to(dtype).eval().requires_grad_(False)
+    is_ours = isinstance(network, UNet) and network.decoders > 1
+    if is_ours and dtype in HALF and HAS_TRITON:
+        from posterior_trees.networks.fused import FusedUNet
+
+        return FusedUNet(network, dtype)
     fast = fold(network).to(dtype)
     for name, part in fast.named_children():
         if name == "head":

@@ -11,7 +11,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from posterior_trees.networks.unet import LeafConv, UpConv, block_diagonal, enlarging
+from posterior_trees.networks.grouped import block_diagonal, enlarging
+from posterior_trees.networks.unet import LeafConv, UpConv
 
 
 def fold(network: nn.Module) -> nn.Module:

@@ -1,11 +1,19 @@
 """The paper's U-Net: one shared encoder, and one decoder per leaf or one for all (App. A.1)."""
 
-import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from posterior_trees.networks.grouped import (
+    aligned_conv,
+    block_diagonal,
+    deal,
+    enlarging,
+    parted,
+)
 from posterior_trees.networks.head import Leaves, ProbabilityHead
+from posterior_trees.networks.leafwise import convolve, convolve_up, is_worth_it
+from posterior_trees.networks.norm import SLOPE, normalize_and_activate
 
 STEPS = 4
 """Down- and up-sampling steps of the paper's network; images must be a multiple of 2**steps."""
@@ -86,18 +94,27 @@ class UNet(nn.Module):
 
 
 class LeafConv(nn.Conv2d):
-    """A convolution grouped by leaf that runs as one dense convolution on CUDA.
+    """A convolution grouped by leaf.
 
     Grouped convolutions of a few channels each leave a GPU's matrix units idle, in the backward
-    pass above all. The same numbers come out of a dense convolution whose weight is zero between
-    leaves, which does `groups` times the arithmetic in less time.
+    pass above all. On CUDA they run on kernels of our own (`leafwise.py`) or, where these are not
+    faster, as a dense convolution whose weight is zero between leaves: `groups` times the
+    arithmetic in less time.
     """
 
     def forward(self, input: Float[Tensor, "b c h w"]) -> Float[Tensor, "b c2 h2 w2"]:
-        if self.groups == 1 or not input.is_cuda:
-            return super().forward(input)
-        weight = block_diagonal(self.weight, self.groups)
-        return F.conv2d(input, weight, self.bias, padding=self.padding)
+        return self.with_sums(input)[0]
+
+    def with_sums(
+        self, maps: Float[Tensor, "b c h w"]
+    ) -> tuple[Float[Tensor, "b c2 h2 w2"], Float[Tensor, "b parts 2 c2"] | None]:
+        """The convolution, and its sums if they come for free; see `norm.py`."""
+        if is_worth_it(maps, self.weight, self.groups):
+            return convolve(maps, self.weight, self.groups)
+        if not maps.is_cuda:
+            return super().forward(maps), None
+        weight = self.weight if self.groups == 1 else block_diagonal(self.weight, self.groups)
+        return aligned_conv(maps, weight, self.bias, int(self.padding[0])), None
 
 
 class UpConv(LeafConv):
@@ -111,10 +128,17 @@ class UpConv(LeafConv):
     def forward(  # ty: ignore[incompatible-method-override]
         self, features: Float[Tensor, "b c1 h w"], skip: Float[Tensor, "b c2 h2 w2"]
     ) -> Float[Tensor, "b c3 h2 w2"]:
-        if not features.is_cuda:
-            enlarged = F.interpolate(features, scale_factor=2)
-            return super().forward(deal(enlarged, skip, self.groups))
-        return self.without_joining(features, skip)
+        return self.with_sums(features, skip)[0]
+
+    def with_sums(  # ty: ignore[incompatible-method-override]
+        self, features: Float[Tensor, "b c1 h w"], skip: Float[Tensor, "b c2 h2 w2"]
+    ) -> tuple[Float[Tensor, "b c3 h2 w2"], Float[Tensor, "b parts 2 c3"] | None]:
+        if is_worth_it(skip, self.weight, self.groups):
+            return convolve_up(features, skip, self.weight, self.groups)
+        if features.is_cuda:
+            return self.without_joining(features, skip), None
+        enlarged = F.interpolate(features, scale_factor=2)
+        return super().with_sums(deal(enlarged, skip, self.groups))
 
     def without_joining(
         self, features: Float[Tensor, "b c1 h w"], skip: Float[Tensor, "b c2 h2 w2"]
@@ -126,9 +150,7 @@ class UpConv(LeafConv):
 
     def parted(self) -> tuple[Float[Tensor, "c3 c1 3 3"], Float[Tensor, "c3 c2 3 3"]]:
         """The dense weights of the features and of the skip maps."""
-        skip = self.out_channels // self.groups  # a leaf's part of the skip maps is as wide
-        split = self.weight.shape[1] - skip
-        parts = self.weight[:, :split], self.weight[:, split:]
+        parts = parted(self.weight, self.groups)
         first, second = (block_diagonal(part, self.groups) for part in parts)
         return first, second
 
@@ -146,11 +168,21 @@ class Block(nn.Sequential):
             layers += [
                 convolution(channels, after, 3, padding=1, bias=False, groups=parts),
                 nn.GroupNorm(groups, after),
-                nn.LeakyReLU(0.2, inplace=True),
+                nn.LeakyReLU(SLOPE, inplace=True),
             ]
         if dropout:
             layers.append(nn.Dropout2d(dropout))
         super().__init__(*layers)
+
+    def forward(  # ty: ignore[incompatible-method-override]
+        self, *maps: Float[Tensor, "b _ _ _"]
+    ) -> Float[Tensor, "b c h w"]:
+        first, norm, _, second, last_norm, _, *dropout = self
+        features = normalize_and_activate(norm, *with_sums(first, *maps))
+        features = normalize_and_activate(last_norm, *with_sums(second, features))
+        for layer in dropout:
+            features = layer(features)
+        return features
 
 
 class UpBlock(Block):
@@ -161,43 +193,10 @@ class UpBlock(Block):
     def __init__(self, below: int, skip: int, *, groups: int, parts: int) -> None:
         super().__init__(below + skip, skip, groups=groups, parts=parts)
 
-    def forward(  # ty: ignore[incompatible-method-override]
-        self, features: Float[Tensor, "b c1 h w"], skip: Float[Tensor, "b c2 h2 w2"]
-    ) -> Float[Tensor, "b c2 h2 w2"]:
-        first, *others = self
-        features = first(features, skip)
-        for layer in others:
-            features = layer(features)
-        return features
 
-
-def enlarging(weight: Float[Tensor, "out in 3 3"]) -> Float[Tensor, "in out 4 4"]:
-    """The kernel of the transposed convolution (stride 2, padding 1) that equals nearest-neighbour
-    enlargement followed by a convolution with `weight`: per axis (w₂, w₁+w₂, w₀+w₁, w₀)."""
-    for axis in (2, 3):
-        w0, w1, w2 = weight.unbind(axis)
-        weight = torch.stack([w2, w1 + w2, w0 + w1, w0], dim=axis)
-    return weight.transpose(0, 1)
-
-
-def block_diagonal(
-    weight: Float[Tensor, "out in kh kw"], groups: int
-) -> Float[Tensor, "out in2 kh kw"]:
-    """The weight of the dense convolution that equals a grouped one."""
-    blocks = weight.unflatten(0, (groups, -1))
-    eye = torch.eye(groups, dtype=weight.dtype, device=weight.device)
-    dense = blocks.unsqueeze(2) * eye.reshape(groups, 1, groups, 1, 1, 1)
-    return dense.flatten(2, 3).flatten(0, 1)
-
-
-def deal(
-    features: Float[Tensor, "b c1 h w"], skip: Float[Tensor, "b c2 h w"], parts: int
-) -> Float[Tensor, "b c3 h w"]:
-    """Concatenate channels so that each of `parts` equal shares holds its part of both maps."""
-    if parts == 1:
-        return torch.cat([features, skip], dim=1)
-    shares = [maps.unflatten(1, (parts, -1)) for maps in (features, skip)]
-    return torch.cat(shares, dim=2).flatten(1, 2)
+def with_sums(layer: nn.Module, *maps: Tensor) -> tuple[Tensor, Tensor | None]:
+    """What a convolution returns, of whatever kind, with its sums if it has any."""
+    return layer.with_sums(*maps) if isinstance(layer, LeafConv) else (layer(*maps), None)
 
 
 def norm_groups(width: int, decoders: int) -> int:

@@ -1,0 +1,57 @@
+"""Grouped and enlarging convolutions written as others: what their weights and maps become."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn import functional as F
+
+
+def block_diagonal(
+    weight: Float[Tensor, "out in kh kw"], groups: int
+) -> Float[Tensor, "out in2 kh kw"]:
+    """The weight of the dense convolution that equals a grouped one."""
+    blocks = weight.unflatten(0, (groups, -1))
+    eye = torch.eye(groups, dtype=weight.dtype, device=weight.device)
+    dense = blocks.unsqueeze(2) * eye.reshape(groups, 1, groups, 1, 1, 1)
+    return dense.flatten(2, 3).flatten(0, 1)
+
+
+def enlarging(weight: Float[Tensor, "out in 3 3"]) -> Float[Tensor, "in out 4 4"]:
+    """The kernel of the transposed convolution (stride 2, padding 1) that equals nearest-neighbour
+    enlargement followed by a convolution with `weight`: per axis (w₂, w₁+w₂, w₀+w₁, w₀)."""
+    for axis in (2, 3):
+        w0, w1, w2 = weight.unbind(axis)
+        weight = torch.stack([w2, w1 + w2, w0 + w1, w0], dim=axis)
+    return weight.transpose(0, 1)
+
+
+def deal(
+    features: Float[Tensor, "b c1 h w"], skip: Float[Tensor, "b c2 h w"], parts: int
+) -> Float[Tensor, "b c3 h w"]:
+    """Concatenate channels so that each of `parts` equal shares holds its part of both maps."""
+    if parts == 1:
+        return torch.cat([features, skip], dim=1)
+    shares = [maps.unflatten(1, (parts, -1)) for maps in (features, skip)]
+    return torch.cat(shares, dim=2).flatten(1, 2)
+
+
+def parted(weight: Float[Tensor, "out in 3 3"], groups: int) -> tuple[Tensor, Tensor]:
+    """An `UpConv`'s weights of the features and of the skip maps."""
+    split = weight.shape[1] - len(weight) // groups  # a leaf's part of the skip maps is as wide
+    return weight[:, :split], weight[:, split:]
+
+
+def aligned_conv(
+    maps: Float[Tensor, "b c h w"],
+    weight: Float[Tensor, "c2 c kh kw"],
+    bias: Float[Tensor, "c2"] | None,
+    padding: int,
+) -> Float[Tensor, "b c2 h w"]:
+    """A convolution with outputs added to a multiple of eight, which GPUs are fast at, and cut off
+    again."""
+    extra = -len(weight) % 8
+    if extra:
+        weight = F.pad(weight, (0, 0) * 3 + (0, extra))
+        bias = None if bias is None else F.pad(bias, (0, extra))
+    out = F.conv2d(maps, weight, bias, padding=padding)
+    return out[:, : out.shape[1] - extra]

@@ -1,0 +1,83 @@
+"""GroupNorm followed by LeakyReLU: what stands between the convolutions of the U-Net.
+
+On CUDA in half precision both are one operation, forward and backward (`kernels/norm.py`): it reads
+and writes a map half as often as plain torch, and is the same to rounding. It needs Triton, which
+CUDA builds of torch bring along; without it, and everywhere else, plain torch does it.
+"""
+
+from importlib.util import find_spec
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+SLOPE = 0.2
+HALF = (torch.bfloat16, torch.float16)
+HAS_TRITON = find_spec("triton") is not None
+
+
+def normalize_and_activate(
+    norm: nn.Module,
+    maps: Float[Tensor, "b c h w"],
+    sums: Float[Tensor, "b parts 2 c"] | None = None,
+) -> Float[Tensor, "b c h w"]:
+    """LeakyReLU of the normalised maps; `sums`, if the convolution left some, save a pass."""
+    can_fuse = HAS_TRITON and maps.is_cuda and maps.dtype in HALF
+    if can_fuse and isinstance(norm, nn.GroupNorm):
+        return fused(maps, sums, norm.weight, norm.bias, norm.num_groups, norm.eps)[0]
+    return F.leaky_relu(norm(maps), SLOPE, inplace=True)
+
+
+@torch.library.custom_op("posterior_trees::normalize_and_activate", mutates_args=())
+def fused(
+    maps: Tensor, sums: Tensor | None, weight: Tensor, bias: Tensor, groups: int, epsilon: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The activated maps, and what the way back needs."""
+    from posterior_trees.networks.kernels import norm as kernels
+
+    maps = maps.contiguous(memory_format=torch.channels_last)
+    sums, area = sums if sums is not None else kernels.channel_sums(maps), maps[0, 0].numel()
+    scale, shift, moments = kernels.scale_and_shift(sums, weight, bias, groups, area, epsilon)
+    return kernels.normalize(maps, scale, shift), scale, shift, moments
+
+
+@fused.register_fake
+def _(maps, sums, weight, bias, groups, epsilon):
+    scale = maps.new_empty(maps.shape[:2], dtype=torch.float32)
+    moments = maps.new_empty((len(maps), groups, 2), dtype=torch.float32)
+    return _as_channels_last(maps), scale, torch.empty_like(scale), moments
+
+
+@torch.library.custom_op("posterior_trees::normalize_and_activate_backward", mutates_args=())
+def fused_backward(
+    grads: Tensor, maps: Tensor, weight: Tensor, scale: Tensor, shift: Tensor, moments: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of maps, weight and bias."""
+    from posterior_trees.networks.kernels import norm as kernels
+
+    form = {"memory_format": torch.channels_last}
+    grads, maps = grads.to(maps.dtype).contiguous(**form), maps.contiguous(**form)
+    return kernels.gradients(grads, maps, weight, scale, shift, moments)
+
+
+@fused_backward.register_fake
+def _(grads, maps, weight, scale, shift, moments):
+    return _as_channels_last(maps), torch.empty_like(weight), torch.empty_like(weight)
+
+
+def _keep(ctx, inputs, output) -> None:
+    maps, _, weight, *_ = inputs
+    ctx.save_for_backward(maps, weight, *output[1:])
+
+
+def _go_back(ctx, grads, *_):
+    of_maps, of_weight, of_bias = fused_backward(grads, *ctx.saved_tensors)
+    return of_maps, None, of_weight, of_bias, None, None
+
+
+fused.register_autograd(_go_back, setup_context=_keep)
+
+
+def _as_channels_last(maps: Tensor) -> Tensor:
+    return torch.empty_like(maps, memory_format=torch.channels_last)

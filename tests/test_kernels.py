@@ -1,0 +1,246 @@
+"""The Triton kernels are the plain network, forward and backward. On a computer without CUDA they
+run in Triton's interpreter, in float32; with CUDA they are compiled."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from posterior_trees import UNet
+from posterior_trees.networks.grouped import aligned_conv, deal, parted
+from posterior_trees.networks.unet import LeafConv, UpConv
+
+pytest.importorskip(
+    "triton", reason="Triton comes with CUDA builds of torch, or with the dev extra"
+)
+from posterior_trees.networks import leafwise, norm
+from posterior_trees.networks.fused import FusedUNet
+from posterior_trees.networks.kernels import norm as kernels
+from posterior_trees.networks.kernels.conv import (
+    LeafWeight,
+    UpWeight,
+    leaf_conv,
+    leaf_up,
+)
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+NEAR = {"rtol": 1e-4, "atol": 1e-4}
+
+
+@pytest.fixture(autouse=True)
+def exact():
+    """CUDA's matrix unit must not round float32 where plain torch is the reference."""
+    torch.manual_seed(0)
+    before = torch.backends.cudnn.allow_tf32
+    torch.backends.cudnn.allow_tf32 = False
+    yield
+    torch.backends.cudnn.allow_tf32 = before
+
+
+def maps(*shape: int) -> Tensor:
+    return torch.randn(*shape, device=DEVICE).to(memory_format=torch.channels_last)
+
+
+def wave(like: Tensor) -> Tensor:
+    """A gradient that does not depend on how a tensor lies in memory."""
+    numbers = torch.arange(like.numel(), device=like.device, dtype=like.dtype)
+    return torch.sin(0.7 * numbers).reshape(like.shape)
+
+
+def gradients(function, *inputs: Tensor) -> list[Tensor]:
+    """What a function returns, and the gradients of a weighted sum of it."""
+    inputs = tuple(tensor.detach().clone().requires_grad_() for tensor in inputs)
+    out = function(*inputs)
+    (out * wave(out)).sum().backward()
+    return [out.detach(), *[tensor.grad for tensor in inputs]]
+
+
+def assert_same(got: list[Tensor], expected: list[Tensor]) -> None:
+    for a, b in zip(got, expected, strict=True):
+        torch.testing.assert_close(a, b, **NEAR)
+
+
+LEAVES = [  # leaves, channels of each before and after, height, width
+    (9, 8, 8, 16, 24),
+    (9, 4, 4, 8, 8),
+    (4, 3, 5, 8, 16),
+    (3, 80, 20, 8, 4),
+    (2, 16, 32, 4, 4),
+    (1, 3, 24, 16, 16),
+]
+
+
+@pytest.mark.parametrize(("leaves", "into", "out", "height", "width"), LEAVES)
+def test_a_leaf_meets_only_its_own_weights(leaves, into, out, height, width):
+    weight = torch.randn(leaves * out, into, 3, 3, device=DEVICE)
+    x = maps(2, leaves * into, height, width)
+    got, sums = leaf_conv(x, LeafWeight(weight, leaves), leaves * out)
+    expected = F.conv2d(x, weight, padding=1, groups=leaves)
+    torch.testing.assert_close(got, expected, **NEAR)
+    for part, total in zip(sums.sum(dim=1).unbind(1), (expected, expected.square()), strict=True):
+        torch.testing.assert_close(part, total.sum(dim=(2, 3)), rtol=1e-4, atol=1e-2)
+
+
+@pytest.mark.parametrize(("leaves", "below", "skip"), [(9, 16, 8), (4, 6, 3), (2, 32, 32)])
+def test_enlarged_features_and_skip_maps_are_never_written(leaves, below, skip):
+    layer = UpConv(leaves * (below + skip), leaves * skip, 3, padding=1, bias=False, groups=leaves)
+    weight = layer.weight.detach().to(DEVICE)
+    features, maps_across = maps(2, leaves * below, 6, 8), maps(2, leaves * skip, 12, 16)
+    of_features, of_skip = parted(weight, leaves)
+    packed = UpWeight(of_features, leaves), LeafWeight(of_skip, leaves)
+    got, sums = leaf_up(features, packed[0], maps_across, packed[1])
+    joined = deal(F.interpolate(features, scale_factor=2), maps_across, leaves)
+    expected = F.conv2d(joined, weight, padding=1, groups=leaves)
+    torch.testing.assert_close(got, expected, **NEAR)
+    torch.testing.assert_close(
+        sums.sum(dim=1)[:, 0], expected.sum(dim=(2, 3)), rtol=1e-4, atol=1e-2
+    )
+
+
+def test_gradients_of_a_convolution_by_leaf():
+    inputs = maps(2, 9 * 16, 8, 12), torch.randn(9 * 8, 16, 3, 3, device=DEVICE)
+    got = gradients(lambda x, w: leafwise.convolve(x, w, 9)[0], *inputs)
+    assert_same(got, gradients(lambda x, w: F.conv2d(x, w, padding=1, groups=9), *inputs))
+
+
+def test_gradients_of_enlarged_and_joined_maps():
+    weight = torch.randn(9 * 8, 16 + 8, 3, 3, device=DEVICE)
+    inputs = maps(2, 9 * 16, 6, 8), maps(2, 9 * 8, 12, 16), weight
+
+    def plain(features, skip, w):
+        joined = deal(F.interpolate(features, scale_factor=2), skip, 9)
+        return F.conv2d(joined, w, padding=1, groups=9)
+
+    got = gradients(lambda f, s, w: leafwise.convolve_up(f, s, w, 9)[0], *inputs)
+    assert_same(got, gradients(plain, *inputs))
+
+
+@pytest.mark.parametrize(("channels", "groups"), [(72, 9), (40, 8), (36, 9), (1100, 4)])
+def test_normalisation_and_its_gradients(channels, groups):
+    size = (12, 16) if channels < 1000 else (4, 4)
+    inputs = 3 * maps(2, channels, *size) + 1, *torch.randn(2, channels, device=DEVICE)
+
+    def plain(x, weight, bias):
+        return F.leaky_relu(F.group_norm(x, groups, weight, bias), 0.2)
+
+    got = gradients(lambda x, w, b: norm.fused(x, None, w, b, groups, 1e-5)[0], *inputs)
+    assert_same(got, gradients(plain, *inputs))
+
+
+def test_sums_that_a_convolution_left_save_the_pass():
+    x, weight = maps(2, 9 * 16, 8, 12), torch.randn(9 * 8, 16, 3, 3, device=DEVICE)
+    out, sums = leafwise.convolve(x, weight, 9)
+    parameters = *torch.randn(2, 72, device=DEVICE), 9, 1e-5
+    with_sums, without = norm.fused(out, sums, *parameters), norm.fused(out, None, *parameters)
+    torch.testing.assert_close(with_sums[0], without[0], **NEAR)
+    wrong = norm.fused(out, 2 * sums, *parameters)
+    assert (wrong[0] - without[0]).abs().max() > 0.1
+
+
+def test_averages_and_halves_of_the_activated_map():
+    x = 3 * maps(2, 72, 12, 16) + 1
+    layer = nn.GroupNorm(9, 72).to(DEVICE)
+    nn.init.normal_(layer.weight), nn.init.normal_(layer.bias)
+    parameters = layer.weight.detach(), layer.bias.detach(), 9, 12 * 16, layer.eps
+    scale, shift, moments = kernels.scale_and_shift(kernels.channel_sums(x), *parameters)
+    expected = F.leaky_relu(layer(x), 0.2).detach()
+    means = x.unflatten(1, (9, -1)).mean(dim=(2, 3, 4))
+    torch.testing.assert_close(moments[:, :, 0], means, **NEAR)
+    out, mean = kernels.normalize_and_average(x, scale, shift)
+    assert_same([out, mean], [expected, expected.mean(dim=(2, 3))])
+    out, half = kernels.normalize_and_halve(x, scale, shift)
+    assert_same([out, half], [expected, F.avg_pool2d(expected, 2)])
+    matrix, bias = torch.randn(27, 72, device=DEVICE), torch.randn(27, device=DEVICE)
+    packed = kernels.padded(matrix)
+    bias_block = F.pad(bias, (0, packed.shape[1] - 27))
+    leaves, mean = kernels.to_leaves(x, scale, shift, packed, bias_block, 27)
+    expected_leaves = F.conv2d(expected, matrix[:, :, None, None], bias)
+    if DEVICE == "cpu":  # a matrix product of float32 is rounded on CUDA
+        torch.testing.assert_close(leaves, expected_leaves, **NEAR)
+    torch.testing.assert_close(mean, expected.mean(dim=(2, 3)), **NEAR)
+
+
+@pytest.mark.parametrize(
+    ("steps", "leaves", "width", "size"), [(4, 9, 18, (32, 48)), (3, 4, 12, (16, 16))]
+)
+def test_the_fused_network_predicts_the_same(steps, leaves, width, size):
+    network = UNet(3, 3, leaves, width=width, steps=steps, dropout=0.2).to(DEVICE).eval()
+    nn.init.normal_(network.head.layers[-1].weight)
+    for layer in network.modules():
+        if isinstance(layer, nn.GroupNorm):
+            nn.init.normal_(layer.weight), nn.init.normal_(layer.bias)
+    y = torch.rand(2, 3, *size, device=DEVICE)
+    with torch.inference_mode():
+        got, expected = FusedUNet(network, torch.float32)(y), network(y)
+    near = {"rtol": 1e-3, "atol": 1e-3} if DEVICE == "cpu" else {"rtol": 0.05, "atol": 0.05}
+    torch.testing.assert_close(got.images, expected.images, **near)
+    torch.testing.assert_close(got.log_probs, expected.log_probs, **near)
+
+
+def test_torch_knows_the_operations():
+    """Schemas, fake tensors (for `torch.compile`) and registered gradients agree with them."""
+    kinds = ("test_schema", "test_autograd_registration", "test_faketensor")
+    x = maps(2, 9 * 16, 8, 12).requires_grad_()
+    weight = maps(9 * 8, 16, 3, 3).requires_grad_()  # as networks on CUDA have theirs
+    torch.library.opcheck(leafwise.convolve, (x, weight, 9), test_utils=kinds)
+    features = maps(2, 9 * 16, 4, 6).requires_grad_()
+    across = maps(2, 9 * 8, 8, 12).requires_grad_()
+    weight = maps(9 * 8, 24, 3, 3).requires_grad_()
+    torch.library.opcheck(leafwise.convolve_up, (features, across, weight, 9), test_utils=kinds)
+    parameters = torch.randn(2, 144, device=DEVICE)
+    parameters = [p.clone().requires_grad_() for p in parameters]
+    torch.library.opcheck(norm.fused, (x, None, *parameters, 9, 1e-5), test_utils=kinds)
+
+
+def test_torch_knows_the_way_back():
+    kinds = ("test_schema", "test_faketensor")
+    grads, x, weight = maps(2, 9 * 8, 8, 12), maps(2, 9 * 16, 8, 12), maps(9 * 8, 16, 3, 3)
+    torch.library.opcheck(leafwise.convolve_backward, (grads, x, weight, 9), test_utils=kinds)
+    tensors = grads, maps(2, 9 * 16, 4, 6), maps(2, 9 * 8, 8, 12), maps(9 * 8, 24, 3, 3)
+    torch.library.opcheck(leafwise.convolve_up_backward, (*tensors, 9), test_utils=kinds)
+    out, *saved = norm.fused(grads, None, *torch.randn(2, 72, device=DEVICE), 9, 1e-5)
+    tensors = out, grads, torch.randn(72, device=DEVICE), *saved
+    torch.library.opcheck(norm.fused_backward, tensors, test_utils=kinds)
+
+
+@pytest.mark.parametrize("outputs", [8, 27])
+def test_outputs_that_align_a_convolution_are_cut_off(outputs):
+    x, weight = maps(1, 5, 4, 6), torch.randn(outputs, 5, 3, 3, device=DEVICE)
+    bias = torch.randn(outputs, device=DEVICE)
+    got = aligned_conv(x, weight, bias, 1)
+    torch.testing.assert_close(got, F.conv2d(x, weight, bias, padding=1))
+    assert aligned_conv(x, weight, None, 1).shape == got.shape
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("c_init", [4, 16])
+def test_a_training_step_in_bfloat16_is_near_float32(c_init):
+    """Gradients through all kernels at once, against plain float32 on the CPU."""
+    network = UNet(3, 3, 9, width=9 * c_init)
+    y, target = torch.rand(2, 3, 64, 64), torch.rand(2, 9, 3, 64, 64)
+
+    def loss_and_gradients(device, dtype):
+        network.to(device).zero_grad()
+        with torch.autocast(device, dtype, enabled=dtype != torch.float32):
+            leaves = network(y.to(device))
+        loss = (leaves.images.float() - target.to(device)).square().mean()
+        loss = loss - 0.01 * leaves.log_probs.float()[:, 0].mean()
+        loss.backward()
+        return loss.item(), {n: p.grad.cpu().clone() for n, p in network.named_parameters()}
+
+    expected, wanted = loss_and_gradients("cpu", torch.float32)
+    got, gradients = loss_and_gradients("cuda", torch.bfloat16)
+    assert got == pytest.approx(expected, rel=1e-2)
+    dots = sum((wanted[n] * gradients[n]).sum() for n in wanted)
+    norms = [sum(g.square().sum() for g in gs.values()).sqrt() for gs in (wanted, gradients)]
+    assert dots / (norms[0] * norms[1]) > 0.99
+    assert norms[1] / norms[0] == pytest.approx(1, rel=0.05)
+
+
+@pytest.mark.gpu
+def test_thin_leaves_stay_dense_and_wide_ones_do_not():
+    x = torch.zeros(1, 9 * 16, 8, 8, device="cuda", dtype=torch.bfloat16)
+    wide, thin = (LeafConv(9 * c, 9 * c, 3, groups=9).cuda() for c in (16, 8))
+    assert leafwise.is_worth_it(x, wide.weight, 9)
+    assert not leafwise.is_worth_it(x, thin.weight, 9)
+    assert not leafwise.is_worth_it(x.float(), wide.weight, 9)
