@@ -85,7 +85,7 @@ def run_study(
 
 
 def plain_of(recipe: Recipe) -> Recipe:
-    """The same experiment with one answer: depth 0, the same width, nothing to balance or calibrate."""
+    """The same experiment with one answer: depth 0, the same width, nothing else to fit."""
     leaves = recipe.tree.branching**recipe.tree.depth
     width = recipe.network.width or recipe.network.c_init * leaves
     return dataclasses.replace(
