@@ -37,10 +37,7 @@ class FusedUNet(nn.Module):
         self.encoder, self.decoder, self.head = network.encoder, network.decoder, network.head
         for block in self.encoder:
             for convolution in _convolutions(block):
-                convolution.to(dtype)
-                convolution.weight.data = convolution.weight.contiguous(
-                    memory_format=torch.channels_last
-                )
+                convolution.weight.data = _last(convolution.weight).to(dtype)
         groups = network.decoders
         self.ups, self.skips, self.leaves = [], [], []
         for block in self.decoder:
@@ -49,7 +46,7 @@ class FusedUNet(nn.Module):
             self.ups.append(conv.UpWeight(of_features, groups).to(dtype))
             self.skips.append(conv.LeafWeight(of_skip, groups).to(dtype))
             is_thin = leaf.weight.shape[1] < LEAST
-            packed = block_diagonal if is_thin else conv.LeafWeight
+            packed = _dense if is_thin else conv.LeafWeight
             self.leaves.append(packed(leaf.weight, groups).to(dtype))
         weight, bias = network.to_image.parameters()
         matrix = torch.block_diag(*weight[:, :, 0, 0].chunk(groups))
@@ -64,7 +61,7 @@ class FusedUNet(nn.Module):
         self, y: Float[Tensor, "b c h w"]
     ) -> tuple[Float[Tensor, "b n c2 h w"], list[Float[Tensor, "b _"]]]:
         """The leaves' images, and the means of the decoder's maps, which the head takes."""
-        skips, features = [], y.contiguous(memory_format=torch.channels_last)
+        skips, features = [], _last(y)
         for block in self.encoder:
             maps, scale_shift = self._encode(block, features)
             if block is self.encoder[-1]:
@@ -111,6 +108,14 @@ def _scale_shift(norm: Any, maps: Tensor, sums: Tensor | None = None):
     area = maps.shape[2] * maps.shape[3]
     parameters = norm.weight, norm.bias, norm.num_groups, area, norm.eps
     return norms.scale_and_shift(sums, *parameters)[:2]
+
+
+def _dense(weight: Float[Tensor, "out in 3 3"], groups: int) -> Float[Tensor, "out in2 3 3"]:
+    return _last(block_diagonal(weight, groups))
+
+
+def _last(tensor: Tensor) -> Tensor:
+    return tensor.contiguous(memory_format=torch.channels_last)
 
 
 def _convolutions(block: Any) -> list[nn.Conv2d]:

@@ -1,8 +1,9 @@
 """GroupNorm followed by LeakyReLU: what stands between the convolutions of the U-Net.
 
-On CUDA in half precision both are one operation, forward and backward (`kernels/norm.py`): it reads
-and writes a map half as often as plain torch, and is the same to rounding. It needs Triton, which
-CUDA builds of torch bring along; without it, and everywhere else, plain torch does it.
+On CUDA in half precision both are one operation, forward (`kernels/norm.py`) and backward
+(`kernels/gradients.py`): it reads and writes a map half as often as plain torch, and is the same to
+rounding. It needs Triton, which CUDA builds of torch bring along; without it, and everywhere else,
+plain torch does it.
 """
 
 from importlib.util import find_spec
@@ -54,11 +55,11 @@ def fused_backward(
     grads: Tensor, maps: Tensor, weight: Tensor, scale: Tensor, shift: Tensor, moments: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of maps, weight and bias."""
-    from posterior_trees.networks.kernels import norm as kernels
+    from posterior_trees.networks.kernels.gradients import gradients
 
     form = {"memory_format": torch.channels_last}
     grads, maps = grads.to(maps.dtype).contiguous(**form), maps.contiguous(**form)
-    return kernels.gradients(grads, maps, weight, scale, shift, moments)
+    return gradients(grads, maps, weight, scale, shift, moments)
 
 
 @fused_backward.register_fake

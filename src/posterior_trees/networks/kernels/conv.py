@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from posterior_trees.networks.grouped import enlarging
-from posterior_trees.networks.kernels.norm import like, power
+from posterior_trees.networks.kernels.plan import like, power
 
 CONFIG = (128, 4, 3)
 """Pixels of a tile, warps, and the steps that are loaded ahead."""

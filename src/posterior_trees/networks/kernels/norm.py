@@ -8,7 +8,7 @@ channel, from sums of values and of squares:
 - `scale_and_shift`: from the sums to $a$ and $b$;
 - `normalize`: applies them and the LeakyReLU; `normalize_and_average` and `normalize_and_halve`
   also return the map's mean and the map at half the size; `to_leaves` maps it straight to pixels;
-- `gradients`: the way back, for training (`networks/norm.py`).
+- the way back, for training, is in `gradients.py`.
 
 `sums` come in parts, (b, parts, 2, channels): deterministic, and quick to add up.
 """
@@ -21,21 +21,17 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
+from posterior_trees.networks.kernels.plan import TILE, Pass, by_group, deal_out, like, power
+
 SLOPE = tl.constexpr(0.2)
-STAGES = tl.constexpr(3)
-"""Tiles that are loaded ahead."""
-TILE = 4096
-"""Values that a program holds at a time."""
-PROGRAMS = 2048
-"""Programs that keep a large GPU busy: a map is cut into about so many parts,"""
-PARTS = 256
-"""but an image not into more than these, which have to be added up."""
+SUMS, APPLY, HALVE = Pass(4096, 3, 4), Pass(4096, 3, 4), Pass(1024, 3, 4)
 
 
 @triton.jit
 @no_type_check
 def _channel_sums(
-    maps, sums, area, per_part, channels, CHANNELS: tl.constexpr, ROWS: tl.constexpr
+    maps, sums, area, per_part, channels,
+    CHANNELS: tl.constexpr, ROWS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     part, image = tl.program_id(0), tl.program_id(1).to(tl.int64)
     channel = tl.program_id(2) * CHANNELS + tl.arange(0, CHANNELS)
@@ -57,7 +53,7 @@ def _channel_sums(
 
 @triton.jit
 @no_type_check
-def _add_parts(
+def add_parts(
     sums, image, channel, exists, parts, channels, PARTS: tl.constexpr, CHANNELS: tl.constexpr
 ):  # fmt: skip
     """Both sums of an image, over all parts."""
@@ -82,7 +78,7 @@ def _scale_and_shift(
     k = tl.arange(0, GROUP_BLOCK)
     channel = group * GROUP + k
     exists = k < GROUP
-    total, squares = _add_parts(sums, image, channel, exists, parts, channels, PARTS, GROUP_BLOCK)
+    total, squares = add_parts(sums, image, channel, exists, parts, channels, PARTS, GROUP_BLOCK)
     mean = tl.sum(total, axis=0) / count
     variance = tl.sum(squares, axis=0) / count - mean * mean
     factor = tl.rsqrt(tl.maximum(variance, 0.0) + epsilon)
@@ -106,7 +102,7 @@ def _activated(maps, places, mask, a, b):
 @no_type_check
 def _normalize(
     maps, scale, shift, out, means, area, per_part, channels,
-    CHANNELS: tl.constexpr, ROWS: tl.constexpr, MEANS: tl.constexpr,
+    CHANNELS: tl.constexpr, ROWS: tl.constexpr, STAGES: tl.constexpr, MEANS: tl.constexpr,
 ):  # fmt: skip
     part, image = tl.program_id(0), tl.program_id(1).to(tl.int64)
     channel = tl.program_id(2) * CHANNELS + tl.arange(0, CHANNELS)
@@ -132,7 +128,7 @@ def _normalize(
 @no_type_check
 def _normalize_and_halve(
     maps, scale, shift, out, half, area, width, per_part, channels,
-    CHANNELS: tl.constexpr, ROWS: tl.constexpr,
+    CHANNELS: tl.constexpr, ROWS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Area and width are those of the half-sized map."""
     part, image = tl.program_id(0), tl.program_id(1).to(tl.int64)
@@ -181,94 +177,14 @@ def _to_leaves(
     tl.store(out + places, leaves.to(out.dtype.element_ty), mask=mask)
 
 
-@triton.jit
-@no_type_check
-def _sloped(maps, grads, places, mask, a, b):
-    """x, and the gradient with respect to a·x + b."""
-    x = tl.load(maps + places, mask=mask, other=0.0).to(tl.float32)
-    grad = tl.load(grads + places, mask=mask, other=0.0).to(tl.float32)
-    return x, tl.where(x * a[None, :] + b[None, :] > 0, grad, SLOPE * grad)
-
-
-@triton.jit
-@no_type_check
-def _grad_sums(
-    maps, grads, scale, shift, sums, area, per_part, channels,
-    CHANNELS: tl.constexpr, ROWS: tl.constexpr,
-):  # fmt: skip
-    part, image = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    channel = tl.program_id(2) * CHANNELS + tl.arange(0, CHANNELS)
-    exists = channel < channels
-    a = tl.load(scale + image * channels + channel, mask=exists, other=0.0)
-    b = tl.load(shift + image * channels + channel, mask=exists, other=0.0)
-    first = tl.zeros((ROWS, CHANNELS), dtype=tl.float32)
-    second = tl.zeros((ROWS, CHANNELS), dtype=tl.float32)
-    end = tl.minimum(area, (part + 1) * per_part)
-    for start in tl.range(part * per_part, end, ROWS, num_stages=STAGES):
-        pixel = start + tl.arange(0, ROWS)
-        places = (image * area + pixel)[:, None] * channels + channel[None, :]
-        x, grad = _sloped(maps, grads, places, (pixel < end)[:, None] & exists[None, :], a, b)
-        first += grad
-        second += grad * x
-    place = sums + (image * tl.num_programs(0) + part) * 2 * channels + channel
-    tl.store(place, tl.sum(first, axis=0), mask=exists)
-    tl.store(place + channels, tl.sum(second, axis=0), mask=exists)
-
-
-@triton.jit
-@no_type_check
-def _grad_plan(
-    sums, gamma, moments, slope, offset, of_gamma, of_beta, parts, channels, count,
-    GROUP: tl.constexpr, GROUP_BLOCK: tl.constexpr, PARTS: tl.constexpr,
-):  # fmt: skip
-    group, image = tl.program_id(0), tl.program_id(1)
-    k = tl.arange(0, GROUP_BLOCK)
-    channel = group * GROUP + k
-    exists = k < GROUP
-    total, with_x = _add_parts(sums, image, channel, exists, parts, channels, PARTS, GROUP_BLOCK)
-    place = (image * tl.num_programs(0) + group) * 2
-    mean, factor = tl.load(moments + place), tl.load(moments + place + 1)
-    with_x = factor * (with_x - mean * total)  # now with the normalised x
-    weight = tl.load(gamma + channel, mask=exists, other=0.0)
-    first = tl.sum(weight * total, axis=0) / count
-    second = tl.sum(weight * with_x, axis=0) / count
-    places = image * channels + channel
-    tl.store(of_beta + places, total, mask=exists)
-    tl.store(of_gamma + places, with_x, mask=exists)
-    steep = -factor * factor * second
-    tl.store(slope + places, tl.zeros_like(total) + steep, mask=exists)
-    tl.store(offset + places, tl.zeros_like(total) - steep * mean - factor * first, mask=exists)
-
-
-@triton.jit
-@no_type_check
-def _grad_maps(
-    maps, grads, scale, shift, slope, offset, out, area, per_part, channels,
-    CHANNELS: tl.constexpr, ROWS: tl.constexpr,
-):  # fmt: skip
-    part, image = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    channel = tl.program_id(2) * CHANNELS + tl.arange(0, CHANNELS)
-    exists = channel < channels
-    a = tl.load(scale + image * channels + channel, mask=exists, other=0.0)
-    b = tl.load(shift + image * channels + channel, mask=exists, other=0.0)
-    steep = tl.load(slope + image * channels + channel, mask=exists, other=0.0)
-    level = tl.load(offset + image * channels + channel, mask=exists, other=0.0)
-    end = tl.minimum(area, (part + 1) * per_part)
-    for start in tl.range(part * per_part, end, ROWS, num_stages=STAGES):
-        pixel = start + tl.arange(0, ROWS)
-        places = (image * area + pixel)[:, None] * channels + channel[None, :]
-        mask = (pixel < end)[:, None] & exists[None, :]
-        x, grad = _sloped(maps, grads, places, mask, a, b)
-        grad = a[None, :] * grad + steep[None, :] * x + level[None, :]
-        tl.store(out + places, grad.to(out.dtype.element_ty), mask=mask)
-
-
 def channel_sums(maps: Float[Tensor, "b c h w"]) -> Float[Tensor, "b parts 2 c"]:
     """Sums of values and squares over parts of the pixels."""
     batch, channels, height, width = maps.shape
-    grid, (block, rows, per_part) = _plan(batch, channels, height * width)
+    grid, per_part, shape = deal_out(batch, channels, height * width, SUMS)
     sums = maps.new_empty(batch, grid[0], 2, channels, dtype=torch.float32)
-    _channel_sums[grid](maps, sums, height * width, per_part, channels, block, rows)
+    _channel_sums[grid](
+        maps, sums, height * width, per_part, channels, *shape, num_warps=SUMS.warps
+    )
     return sums
 
 
@@ -285,7 +201,7 @@ def scale_and_shift(
     batch, parts, _, channels = sums.shape
     scale, shift = (sums.new_empty(batch, channels) for _ in range(2))
     moments = sums.new_empty(batch, groups, 2)
-    group, block, held = _group_plan(channels, groups, parts)
+    group, block, held = by_group(channels, groups, parts)
     _scale_and_shift[(groups, batch)](
         sums, gamma, beta, scale, shift, moments, parts, channels, float(group * area), epsilon,
         group, block, held,
@@ -312,11 +228,12 @@ def normalize_and_average(
 def _normalized(maps: Tensor, scale: Tensor, shift: Tensor, *, has_means: bool):
     batch, channels, height, width = maps.shape
     out = torch.empty_like(maps)
-    grid, (block, rows, per_part) = _plan(batch, channels, height * width)
+    grid, per_part, shape = deal_out(batch, channels, height * width, APPLY)
     means = scale.new_empty(batch, grid[0], channels) if has_means else scale
     _normalize[grid](
-        maps, scale, shift, out, means, height * width, per_part, channels, block, rows, has_means
-    )
+        maps, scale, shift, out, means, height * width, per_part, channels, *shape, has_means,
+        num_warps=APPLY.warps,
+    )  # fmt: skip
     return out, means
 
 
@@ -327,10 +244,11 @@ def normalize_and_halve(
     batch, channels, height, width = maps.shape
     out, half = torch.empty_like(maps), like(maps, channels, height // 2, width // 2)
     area = height * width // 4
-    grid, (block, rows, per_part) = _plan(batch, channels, area, values=TILE // 4)
+    grid, per_part, shape = deal_out(batch, channels, area, HALVE)
     _normalize_and_halve[grid](
-        maps, scale, shift, out, half, area, width // 2, per_part, channels, block, rows
-    )
+        maps, scale, shift, out, half, area, width // 2, per_part, channels, *shape,
+        num_warps=HALVE.warps,
+    )  # fmt: skip
     return out, half
 
 
@@ -361,73 +279,3 @@ def padded(weight: Float[Tensor, "out in"]) -> Float[Tensor, "in_block out_block
     block = weight.new_zeros(power(into), power(out))
     block[:into, :out] = weight.T
     return block
-
-
-def gradients(
-    grads: Float[Tensor, "b c h w"],
-    maps: Float[Tensor, "b c h w"],
-    gamma: Float[Tensor, "c"],
-    scale: Float[Tensor, "b c"],
-    shift: Float[Tensor, "b c"],
-    moments: Float[Tensor, "b groups 2"],
-) -> tuple[Float[Tensor, "b c h w"], Float[Tensor, "c"], Float[Tensor, "c"]]:
-    r"""Of the maps, gamma and beta, from that of what `normalize` returned.
-
-    With $g$ the gradient before the LeakyReLU, $r$ the inverse deviation, $\hat x = r (x - \mu)$
-    and means over pixels and channels of a group,
-
-    $$ \partial x = r \big( \gamma g - \overline{\gamma g}
-       - \hat x \, \overline{\gamma g \hat x} \big), $$
-
-    which is $a g + s x + t$ with one $a$, $s$, $t$ per image and channel. All of it follows from
-    the sums of $g$ and of $g x$.
-    """
-    batch, channels, height, width = maps.shape
-    grid, (block, rows, per_part) = _plan(batch, channels, height * width, values=TILE // 2)
-    sums = scale.new_empty(batch, grid[0], 2, channels)
-    area = height * width
-    _grad_sums[grid](maps, grads, scale, shift, sums, area, per_part, channels, block, rows)
-    slope, offset, of_gamma, of_beta = scale.new_empty(4, batch, channels)
-    group, group_block, held = _group_plan(channels, moments.shape[1], grid[0])
-    _grad_plan[(moments.shape[1], batch)](
-        sums, gamma, moments, slope, offset, of_gamma, of_beta, grid[0], channels,
-        float(group * area), group, group_block, held,
-    )  # fmt: skip
-    out = torch.empty_like(maps)
-    _grad_maps[grid](
-        maps, grads, scale, shift, slope, offset, out, area, per_part, channels, block, rows
-    )
-    return out, of_gamma.sum(dim=0), of_beta.sum(dim=0)
-
-
-def like(maps: Tensor, channels: int, height: int, width: int) -> Tensor:
-    """Room for another map of the same kind."""
-    return torch.empty(
-        (maps.shape[0], channels, height, width),
-        dtype=maps.dtype,
-        device=maps.device,
-        memory_format=torch.channels_last,
-    )
-
-
-def _plan(
-    batch: int, channels: int, area: int, values: int = TILE
-) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
-    """How a pass over a map is dealt out: the grid (parts, images, blocks of channels), and a
-    program's channels, the pixels it holds at a time and those it has in all."""
-    block = min(power(channels), 1024)
-    rows, blocks = max(1, values // block), triton.cdiv(channels, block)
-    parts = min(PARTS, max(1, PROGRAMS // (batch * blocks)))
-    per_part = triton.cdiv(triton.cdiv(area, parts), rows) * rows
-    return (triton.cdiv(area, per_part), batch, blocks), (block, rows, per_part)
-
-
-def _group_plan(channels: int, groups: int, parts: int) -> tuple[int, int, int]:
-    """Channels of a group, the block they fill, and the parts that a program holds at a time."""
-    group = channels // groups
-    block = power(group, least=1)
-    return group, block, max(1, min(power(parts, least=1), TILE // block))
-
-
-def power(n: int, least: int = 16) -> int:
-    return max(least, triton.next_power_of_2(n))
