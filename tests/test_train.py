@@ -12,10 +12,12 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from lightning_fabric import Fabric
+from lightning_fabric.plugins.precision import MixedPrecision
 from torch import Tensor
 
 from posterior_trees import LeafBalancer, Tree, load, store
@@ -697,6 +699,45 @@ def test_other_memories_are_saved_too(tmp_path, recipe, images, changes):
             train(chosen, tmp_path / "parts", images, watch=stop_at(last))
     train(chosen, tmp_path / "parts", images)
     assert_same_run(tmp_path / "parts", tmp_path / "whole")
+
+
+def fabric_with_scaler(**options: Any) -> Fabric:
+    """With the gradient scaler of 16-mixed, growing every second step. The plugin computes in
+    bfloat16: on the CPU Fabric turns 16-mixed into bf16-mixed, which has no scaler."""
+    plugin = MixedPrecision("bf16-mixed", "cpu")
+    plugin.scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=2)
+    return Fabric(**{**options, "precision": None}, plugins=plugin)
+
+
+def test_the_gradient_scaler_goes_on_where_it_was(tmp_path, recipe, images, monkeypatch):
+    """Nine steps double the scale four times, also of a run that is stopped between two growths."""
+    monkeypatch.setattr("posterior_trees.train.Fabric", fabric_with_scaler)
+    chosen = recipe("training.save_seconds=0", "optimizer.clip=1.0")
+    train(chosen, tmp_path / "whole", images)
+    for last in (0, 4):
+        with pytest.raises(StoppedError):
+            train(chosen, tmp_path / "parts", images, watch=stop_at(last))
+    train(chosen, tmp_path / "parts", images)
+    assert_same_run(tmp_path / "parts", tmp_path / "whole")
+    for name in ("whole", "parts"):
+        scaler = store.read_facts(tmp_path / name / "state.safetensors")["state"]["precision"]
+        assert (scaler["scale"], scaler["_growth_tracker"]) == (4.0 * 2**4, 1)
+
+
+def test_a_state_without_a_gradient_scaler_starts_a_fresh_one(
+    tmp_path, recipe, images, monkeypatch
+):
+    """Such as one saved before scalers were, or in another precision."""
+    chosen = recipe("training.save_seconds=0")
+    with pytest.raises(StoppedError):
+        train(chosen, tmp_path, images, watch=stop_at(4))
+    state = tmp_path / "state.safetensors"
+    tensors, facts = store.read(state)
+    assert facts["state"].pop("precision") == {}
+    store.write(state, tensors, facts)
+    monkeypatch.setattr("posterior_trees.train.Fabric", fabric_with_scaler)
+    train(chosen, tmp_path, images)
+    assert store.read_facts(state)["state"]["precision"]["scale"] == 4.0 * 2**2
 
 
 @pytest.mark.parametrize("moment", ["fsync", "replace"])

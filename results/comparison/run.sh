@@ -128,7 +128,7 @@ digits-1000)
   ;;
 faces-train)
   together "baselines faces64_conditional" "baselines faces64_prior" \
-    "trees faces64 recipes/faces_{eyes,mouth,colorize}.toml --plain --set 'data.size=[64,64]'" \
+    "trees faces64 recipes/faces_{eyes,mouth,colorize}.toml --plain --set 'data.size=[64,64]' --set network.steps=4" \
     "baselines faces64_cgan_eyes faces64_cgan_mouth faces64_cgan_colorize"
   ;;
 faces-eyes | faces-mouth | faces-colorize)

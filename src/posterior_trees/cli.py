@@ -102,8 +102,9 @@ def make_parser() -> argparse.ArgumentParser:
     data.add_argument("--edges", metavar="NAME", help="keep edge maps beside a set: shoes128")
     data.set_defaults(run=run_data)
 
-    from posterior_trees.cli_baselines import add_baseline, add_compare
+    from posterior_trees.cli_baselines import add_baseline
     from posterior_trees.cli_bench import add_bench
+    from posterior_trees.cli_compare import add_compare
     from posterior_trees.cli_use import add_export, add_predict
     from posterior_trees.explore.cli import add_explore
     from posterior_trees.studies.cli import add_reproduce

@@ -22,7 +22,6 @@ from torch import Tensor, nn
 
 from posterior_trees.capture import Capture
 from posterior_trees.networks.fold import fold
-from posterior_trees.networks.head import Leaves
 from posterior_trees.networks.norm import HALF, HAS_TRITON
 from posterior_trees.networks.unet import UNet
 from posterior_trees.predictor import TreePredictor
@@ -71,8 +70,7 @@ class FastPredictor(TreePredictor):
 
     def _finish(self, images: Tensor, means: list[Tensor], y: Tensor) -> tuple[Tensor, ...]:
         network: Any = self.network
-        leaves = Leaves(images, network.head([mean.unsqueeze(2) for mean in means]))
-        tree = self.assemble(leaves, y)
+        tree = self.assemble(network.leaves_of(images, means), y)
         return (*tree.images, *tree.log_probs)
 
     def _recording(self, shape: tuple[int, ...]) -> Capture:

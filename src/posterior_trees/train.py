@@ -257,6 +257,7 @@ class Trainer:
                 "balancer": self.balancer.state_dict(),
                 "health": self.health.state_dict(),
                 "bias": self.bias,
+                "precision": self.fabric.strategy.precision.state_dict(),
             }
         )
         self.saved_at = time.monotonic()
@@ -278,6 +279,8 @@ class Trainer:
         self.balancer.load_state_dict(state["balancer"])
         self.health.load_state_dict(state["health"])
         self.bias.copy_(state.get("bias", self.bias))
+        if state.get("precision"):  # the gradient scaler of 16-mixed; other precisions have none
+            self.fabric.strategy.precision.load_state_dict(state["precision"])
         self.run.rewind(self.step)
 
     def calibrate(self) -> None:

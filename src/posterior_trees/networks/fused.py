@@ -54,13 +54,18 @@ class FusedUNet(nn.Module):
         self.bias = F.pad(bias, (0, self.matrix.shape[1] - len(bias)))
 
     def forward(self, y: Float[Tensor, "b c h w"]) -> Leaves:
-        images, means = self.maps(y)
-        return Leaves(images, self.head([mean.unsqueeze(2) for mean in means]))
+        return self.leaves_of(*self.maps(y))
+
+    def leaves_of(
+        self, images: Float[Tensor, "b n c h w"], means: list[Float[Tensor, "b parts _"]]
+    ) -> Leaves:
+        """The leaves, with their probabilities from the means of the decoder's maps."""
+        return Leaves(images, self.head([mean.sum(dim=1).unsqueeze(2) for mean in means]))
 
     def maps(
         self, y: Float[Tensor, "b c h w"]
-    ) -> tuple[Float[Tensor, "b n c2 h w"], list[Float[Tensor, "b _"]]]:
-        """The leaves' images, and the means of the decoder's maps, which the head takes."""
+    ) -> tuple[Float[Tensor, "b n c2 h w"], list[Float[Tensor, "b parts _"]]]:
+        """The leaves' images, and the means of the decoder's maps, in parts to be added."""
         skips, features = [], _last(y)
         for block in self.encoder:
             maps, scale_shift = self._encode(block, features)

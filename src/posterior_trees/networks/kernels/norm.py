@@ -21,10 +21,10 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
-from posterior_trees.networks.kernels.plan import TILE, Pass, by_group, deal_out, like, power
+from posterior_trees.networks.kernels.plan import Pass, by_group, deal_out, like, power
 
 SLOPE = tl.constexpr(0.2)
-SUMS, APPLY, HALVE = Pass(4096, 3, 4), Pass(4096, 3, 4), Pass(1024, 3, 4)
+SUMS, APPLY, HALVE, LEAVES = Pass(4096, 3, 4), Pass(4096, 3, 4), Pass(1024, 3, 4), Pass(4096, 3, 4)
 
 
 @triton.jit
@@ -155,26 +155,31 @@ def _normalize_and_halve(
 @triton.jit
 @no_type_check
 def _to_leaves(
-    maps, scale, shift, weight, bias, out, means, area, channels, pixels_out,
-    CHANNELS: tl.constexpr, OUT: tl.constexpr, ROWS: tl.constexpr,
+    maps, scale, shift, weight, bias, out, means, area, per_part, channels, pixels,
+    CHANNELS: tl.constexpr, ROWS: tl.constexpr, STAGES: tl.constexpr, OUT: tl.constexpr,
 ):  # fmt: skip
-    tile, image = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    part, image = tl.program_id(0), tl.program_id(1).to(tl.int64)
     channel, column = tl.arange(0, CHANNELS), tl.arange(0, OUT)
     exists = channel < channels
     a = tl.load(scale + image * channels + channel, mask=exists, other=0.0)
     b = tl.load(shift + image * channels + channel, mask=exists, other=0.0)
-    pixel = tile * ROWS + tl.arange(0, ROWS)
-    mask = (pixel < area)[:, None] & exists[None, :]
-    places = (image * area + pixel)[:, None] * channels + channel[None, :]
-    x = _activated(maps, places, mask, a, b)
-    x = tl.where(mask, x, 0.0)
-    place = means + (image * tl.num_programs(0) + tile) * channels + channel
-    tl.store(place, tl.sum(x, axis=0) / area, mask=exists)
     matrix = tl.load(weight + channel[:, None] * OUT + column[None, :])
-    leaves = tl.dot(x.to(matrix.dtype), matrix) + tl.load(bias + column)[None, :]
-    places = (image * area + pixel)[:, None] * pixels_out + column[None, :]
-    mask = (pixel < area)[:, None] & (column < pixels_out)[None, :]
-    tl.store(out + places, leaves.to(out.dtype.element_ty), mask=mask)
+    level = tl.load(bias + column)
+    total = tl.zeros((ROWS, CHANNELS), dtype=tl.float32)
+    end = tl.minimum(area, (part + 1) * per_part)
+    for start in tl.range(part * per_part, end, ROWS, num_stages=STAGES):
+        pixel = start + tl.arange(0, ROWS)
+        place, inside = image * area + pixel, (pixel < end)[:, None]
+        places = place[:, None] * channels + channel[None, :]
+        x = _activated(maps, places, inside & exists[None, :], a, b)
+        x = tl.where(inside & exists[None, :], x, 0.0)
+        total += x
+        leaves = tl.dot(x.to(matrix.dtype), matrix) + level[None, :]
+        places = place[:, None] * pixels + column[None, :]
+        mask = inside & (column < pixels)[None, :]
+        tl.store(out + places, leaves.to(out.dtype.element_ty), mask=mask)
+    place = (image * tl.num_programs(0) + part) * channels + channel
+    tl.store(means + place, tl.sum(total, axis=0) / area, mask=exists)
 
 
 def channel_sums(maps: Float[Tensor, "b c h w"]) -> Float[Tensor, "b parts 2 c"]:
@@ -219,10 +224,9 @@ def normalize(
 
 def normalize_and_average(
     maps: Float[Tensor, "b c h w"], scale: Float[Tensor, "b c"], shift: Float[Tensor, "b c"]
-) -> tuple[Float[Tensor, "b c h w"], Float[Tensor, "b c"]]:
-    """LeakyReLU of a·x + b, and its mean over the pixels."""
-    out, means = _normalized(maps, scale, shift, has_means=True)
-    return out, means.sum(dim=1)
+) -> tuple[Float[Tensor, "b c h w"], Float[Tensor, "b parts c"]]:
+    """LeakyReLU of a·x + b, and its mean over the pixels, in parts to be added."""
+    return _normalized(maps, scale, shift, has_means=True)
 
 
 def _normalized(maps: Tensor, scale: Tensor, shift: Tensor, *, has_means: bool):
@@ -259,18 +263,19 @@ def to_leaves(
     weight: Float[Tensor, "c_block out_block"],
     bias: Float[Tensor, "out_block"],
     channels: int,
-) -> tuple[Float[Tensor, "b n h w"], Float[Tensor, "b c"]]:
-    """`channels` pixels of the leaves from the last map, and the mean of the map, activated."""
+) -> tuple[Float[Tensor, "b n h w"], Float[Tensor, "b parts c"]]:
+    """`channels` pixels of the leaves from the last map, and the mean of the map, activated, in
+    parts to be added."""
     batch, into, height, width = maps.shape
-    rows = max(16, TILE // weight.shape[0])
-    tiles = triton.cdiv(height * width, rows)
+    how = Pass(max(LEAVES.values, 16 * len(weight)), LEAVES.stages, LEAVES.warps)
+    grid, per_part, shape = deal_out(batch, into, height * width, how)
     out = like(maps, channels, height, width)
-    means = maps.new_empty(batch, tiles, into, dtype=torch.float32)
-    _to_leaves[(tiles, batch)](
-        maps, scale, shift, weight, bias, out, means, height * width, into, channels,
-        weight.shape[0], weight.shape[1], rows, num_warps=4,
+    means = maps.new_empty(batch, grid[0], into, dtype=torch.float32)
+    _to_leaves[grid](
+        maps, scale, shift, weight, bias, out, means, height * width, per_part, into, channels,
+        *shape, weight.shape[1], num_warps=how.warps,
     )  # fmt: skip
-    return out, means.sum(dim=1)
+    return out, means
 
 
 def padded(weight: Float[Tensor, "out in"]) -> Float[Tensor, "in_block out_block"]:

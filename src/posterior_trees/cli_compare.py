@@ -1,0 +1,126 @@
+"""The command `ptrees compare`: trees of a model and of samplers on the same images.
+
+What is compared and how the tables come about is in `compare.py`; heavy imports inside.
+"""
+
+import argparse
+import functools
+import time
+from pathlib import Path
+from typing import Any
+
+from posterior_trees.cli_baselines import parse_options
+
+
+def add_compare(commands: Any) -> None:
+    """`ptrees compare`."""
+    parser = commands.add_parser(
+        "compare",
+        help="trees of a model and of samplers, on the same images",
+        epilog="METHOD is NAME=RUN (a baseline's own method), NAME=RUN:ddnm, "
+        "NAME=RUN:repaint:steps=100,resamplings=3, or NAME=FOLDER with anybody's samples.",
+    )
+    parser.add_argument("model", metavar="MODEL", help="ours: a name, a run folder or a file")
+    parser.add_argument("--method", action="append", default=[], metavar="METHOD", dest="methods",
+                        help="what to compare with; repeat it")  # fmt: skip
+    parser.add_argument("--data", type=Path, metavar="DIR", help="data folder [$PTREES_DATA]")
+    parser.add_argument("--mse", metavar="MODEL", help="a network trained for the mean alone (a "
+                        "tree of depth 0), to hold roots against [our root]")  # fmt: skip
+    parser.add_argument("--split", choices=("validation", "test"), default="test")
+    parser.add_argument("--images", type=int, default=100, help="test images [100]")
+    parser.add_argument("--samples", type=int, default=100, help="samples per image [100]")
+    parser.add_argument("--group", type=int, default=10, help="images sampled together [10]")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--minutes", type=float, default=float("inf"),
+                        help="stop after so long; the same command continues")  # fmt: skip
+    parser.add_argument("--device", help="cuda, mps or cpu [the best there is]")
+    parser.add_argument("--compile", action="store_true",
+                        help="fuse the samplers' networks: a minute each, then faster")  # fmt: skip
+    parser.add_argument("--out", type=Path, required=True, help="folder for tables and figures")
+    parser.set_defaults(run=run_compare)
+
+
+def run_compare(arguments: argparse.Namespace) -> None:
+    from posterior_trees.compare_report import write_report
+    from posterior_trees.compare_table import accepted
+    from posterior_trees.progress import track
+
+    deadline = time.monotonic() + 60 * arguments.minutes
+    comparison, methods, title, reference = set_up(arguments)
+    jobs = [(method, part) for method in methods for part in comparison.parts]
+    for method, part in track("comparing")(jobs):
+        if time.monotonic() < deadline:
+            comparison.run(method, part)
+    table, files = write_report(comparison, methods, title, reference)
+    head, cells = accepted(table)
+    for line in [head, *cells] if cells else []:
+        print("  ".join(line))
+    for path in files:
+        print(path)
+
+
+def set_up(arguments: argparse.Namespace) -> tuple[Any, list[Any], str, dict[str, Any]]:
+    """A comparison, its methods, its title and the network that roots are held against."""
+    from posterior_trees.checkpoint import load, load_recipe
+    from posterior_trees.compare import Comparison, choose_inputs, root_psnr, tree_method
+    from posterior_trees.data import load_evaluation, load_split
+
+    recipe = load_recipe(arguments.model)
+    predictor = load(arguments.model, arguments.device)
+    images = load_evaluation(recipe.data, arguments.data, arguments.split)
+    inputs = choose_inputs(predictor, images, arguments.images, arguments.seed)
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    training = None  # windows of training images have no nearest one
+    if not recipe.data.patch:
+        training = load_split(recipe.data, arguments.data, "train").to(predictor.device)
+    comparison = Comparison(
+        arguments.out, inputs, predictor, group=arguments.group, seed=arguments.seed,
+        training=training, is_mirrored="flip" in recipe.data.augment,
+    )  # fmt: skip
+    settings = {"model": str(arguments.model), "commit": predictor.about.get("commit", "unknown")}
+    methods = [tree_method("ours", predictor, settings)]
+    methods += [make_method(text, arguments, predictor, recipe) for text in arguments.methods]
+    if len({method.name for method in methods}) < len(methods):
+        raise ValueError("two methods have the same name; 'ours' is the model's")
+    mean = load(arguments.mse, arguments.device) if arguments.mse else predictor
+    psnr = root_psnr(mean, inputs).double().mean().item()
+    reference = {"name": "the MSE network" if arguments.mse else "our root", "psnr": psnr}
+    return comparison, methods, f"Trees compared: {recipe.task}", reference
+
+
+def make_method(text: str, arguments: argparse.Namespace, predictor: Any, recipe: Any) -> Any:
+    """A method from `NAME=RUN[:SAMPLER[:OPTIONS]]` or `NAME=FOLDER`."""
+    from posterior_trees.compare import folder_method, sampler_method
+
+    name, equals, rest = text.partition("=")
+    if not (name and equals and rest):
+        raise ValueError(f"--method {text!r}: write it as NAME=RUN:SAMPLER or NAME=FOLDER")
+    common = {"branching": predictor.branching, "samples": arguments.samples,
+              "seed": arguments.seed}  # fmt: skip
+    path, _, more = rest.partition(":")
+    holds_model = Path(path).is_file() or (Path(path) / "best.safetensors").is_file()
+    if not holds_model and Path(path).is_dir():
+        return folder_method(name, Path(path), **common)
+    sampler, _, options = more.partition(":")
+    baseline = _load(path, arguments.device, arguments.compile)
+    if baseline.recipe.data.channels != recipe.data.channels:
+        raise ValueError(
+            f"{path} was trained on {baseline.recipe.data.channels} channels, "
+            f"{arguments.model} on {recipe.data.channels}: compare models of the same data"
+        )
+    about = {"run": path, "trained": baseline.about}
+    return sampler_method(
+        name, baseline, sampler or baseline.methods()[0], **common,
+        options=parse_options(options.split(",") if options else []), settings=about,
+    )  # fmt: skip
+
+
+@functools.cache
+def _load(path: str, device: str | None, is_compiled: bool) -> Any:
+    """A baseline, once for all methods that sample with it."""
+    from posterior_trees.sampling import load_baseline
+
+    baseline = load_baseline(path, device)
+    if is_compiled:
+        baseline.model.compile()
+    return baseline
