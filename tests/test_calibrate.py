@@ -372,6 +372,16 @@ def test_a_finished_run_is_not_calibrated_again(tmp_path, recipe, images):
         assert bytes_of(tmp_path) == before
 
 
+def test_a_finished_run_can_be_calibrated_later(tmp_path, recipe, images):
+    train(recipe, tmp_path / "later", images, *LOUD)
+    for folder in ("later", "at_once"):
+        train(recipe, tmp_path / folder, images, *LOUD, "training.calibrate=true")
+    later, at_once = (load(tmp_path / folder, device="cpu") for folder in ("later", "at_once"))
+    assert later.about["calibration"] == at_once.about["calibration"]
+    weights = [model.network.state_dict() for model in (later, at_once)]
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+
+
 def test_a_run_that_is_not_over_is_not_calibrated(tmp_path, recipe, images):
     def half(steps, first, total):
         for step in steps:

@@ -22,8 +22,9 @@ FREE_TO_CHANGE = {
     "training.evaluation_batch",
     "training.compile",
     "training.capture",
+    "training.calibrate",
 }
-"""Recipe keys that do not change what a run computes."""
+"""Recipe keys that do not change what a run trains: a finished one can still be calibrated."""
 
 
 class RunError(RuntimeError):
