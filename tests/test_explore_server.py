@@ -195,6 +195,38 @@ def test_a_picture_unlike_the_training_data_gets_a_note() -> None:
     assert "0.69" in post(app, png(white)).json()["note"]
 
 
+SIZES = {
+    "fits": (HOLE, (8, 8), ""),
+    "cut": (HOLE, (20, 30), "cut to its centre and resized from 20×30 to 8×8 (height×width)"),
+    "shrunk": (HOLE, (16, 16), "resized from 16×16 to 8×8 (height×width)"),
+    "small": (Downsample(4), (40, 24), ""),
+    "large": (Downsample(4), (80, 48), "resized from 80×48 to 40×24 (height×width)"),
+}
+
+
+@pytest.mark.parametrize("kind", SIZES)
+def test_the_page_is_told_of_both_sizes_when_a_picture_was_resized(kind: str) -> None:
+    measurement, size, words = SIZES[kind]
+    app = make_app(make_predictor(measurement), limits=Limits(side=40))
+    assert post(app, png(picture(*size))).json()["resized"] == words
+
+
+def test_the_sizes_are_those_of_the_upright_picture() -> None:
+    """A photograph that is stored sideways, with a note how to turn it (EXIF)."""
+    stream, exif = io.BytesIO(), Image.Exif()
+    exif[0x0112] = 6
+    Image.fromarray(picture(20, 30)).save(stream, "JPEG", exif=exif)
+    app = make_app(make_predictor())
+    assert "from 30×20 to 8×8" in post(app, stream.getvalue()).json()["resized"]
+
+
+def test_being_resized_is_told_beside_another_hole_too() -> None:
+    own = (HOLE.hole.numpy() * 255).astype(np.uint8)
+    answer = send_hole(make_app(make_predictor()), png(own[::-1]), png(picture(16, 16))).json()
+    assert "not the hole" in answer["note"]
+    assert answer["resized"] == "resized from 16×16 to 8×8 (height×width)"
+
+
 # ---- another hole ---------------------------------------------------------------------------
 
 
@@ -524,6 +556,9 @@ def test_a_picture_that_is_resized_is_named_with_both_sizes(
     assert capsys.readouterr().err.splitlines() == [
         f"ptrees explore: {pictures[1]} is 20×30 {mask} cut to its centre and resized to 8×8",
         f"ptrees explore: {pictures[2]} is 16×16 {mask} resized to 8×8",
+    ]
+    assert [example["resized"] for example in content_of(tmp_path / "p.html")["examples"]] == [
+        SIZES[kind][2] for kind in ("fits", "cut", "shrunk")
     ]
 
 

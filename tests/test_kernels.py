@@ -237,6 +237,29 @@ def test_a_training_step_in_bfloat16_is_near_float32(c_init):
     assert norms[1] / norms[0] == pytest.approx(1, rel=0.05)
 
 
+@pytest.mark.parametrize(
+    ("gpus", "expected"),
+    [([], False), ([(6, 1)], False), ([(8, 0)], True), ([(9, 0), (7, 5)], False)],
+)
+def test_without_capable_gpus_plain_torch_does_it(monkeypatch, gpus, expected):
+    monkeypatch.setattr(norm, "_found", None)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(gpus))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda gpu: gpus[gpu])
+    assert norm.has_kernels() is expected
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1 - len(gpus))
+    assert norm.has_kernels() is expected  # found out once
+
+
+@pytest.mark.parametrize("found", [False, True])
+def test_what_a_computer_can_do_is_a_constant_for_the_compiler(monkeypatch, found):
+    monkeypatch.setattr(norm, "_found", found)
+    torch.compiler.reset()
+    compiled = torch.compile(
+        lambda x: x + 1 if norm.has_kernels() else x + 2, backend="eager", fullgraph=True
+    )
+    assert compiled(torch.zeros(())).item() == (1 if found else 2)
+
+
 @pytest.mark.gpu
 def test_thin_leaves_stay_dense_and_wide_ones_do_not():
     x = torch.zeros(1, 9 * 16, 8, 8, device="cuda", dtype=torch.bfloat16)

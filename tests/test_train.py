@@ -706,7 +706,7 @@ def fabric_with_scaler(**options: Any) -> Fabric:
     bfloat16: on the CPU Fabric turns 16-mixed into bf16-mixed, which has no scaler."""
     plugin = MixedPrecision("bf16-mixed", "cpu")
     plugin.scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=2)
-    return Fabric(**{**options, "precision": None}, plugins=plugin)
+    return Fabric(accelerator=options["accelerator"], devices=1, plugins=plugin)
 
 
 def test_the_gradient_scaler_goes_on_where_it_was(tmp_path, recipe, images, monkeypatch):

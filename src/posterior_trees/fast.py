@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from posterior_trees.capture import Capture
 from posterior_trees.networks.fold import fold
-from posterior_trees.networks.norm import HALF, HAS_TRITON
+from posterior_trees.networks.norm import HALF, has_kernels
 from posterior_trees.networks.unet import UNet
 from posterior_trees.predictor import TreePredictor
 from posterior_trees.tree import Tree
@@ -93,7 +93,7 @@ def as_fast(network: nn.Module, dtype: torch.dtype) -> nn.Module:
     if next(network.parameters()).device.type != "cuda":
         return copy.deepcopy(network).to(dtype).eval().requires_grad_(False)
     is_ours = isinstance(network, UNet) and network.decoders > 1
-    if is_ours and dtype in HALF and HAS_TRITON:
+    if is_ours and dtype in HALF and has_kernels():
         from posterior_trees.networks.fused import FusedUNet
 
         return FusedUNet(network, dtype)

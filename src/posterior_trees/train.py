@@ -26,6 +26,7 @@ from posterior_trees.feed import Feed
 from posterior_trees.health import Health, warn_of_deafness
 from posterior_trees.loss import Objective, epsilon_at, objective
 from posterior_trees.networks.head import Leaves
+from posterior_trees.networks.norm import has_kernels
 from posterior_trees.optimize import Average, Schedule, make_optimizer
 from posterior_trees.picture import brightness_range
 from posterior_trees.predictor import TreePredictor
@@ -295,6 +296,7 @@ class Trainer:
         if uses_cuda:
             network.to(memory_format=torch.channels_last)  # ty: ignore[no-matching-overload]
             torch.backends.cudnn.benchmark = True
+            has_kernels()
         if spec.compile:
             self._judge = torch.compile(self._judge)
         trained: Any = torch.compile(network) if spec.compile else network

@@ -33,6 +33,29 @@ def test_an_own_picture_gets_its_tree(
     assert opened.locator("#truth img").count() == 1
 
 
+def test_a_picture_that_was_resized_says_so_beside_it(
+    visit: Callable[..., Any], served: str, tmp_path: Path
+) -> None:
+    opened = visit(served, height=640)
+    opened.wait_for_selector("body.ready")
+    assert opened.locator("#resized").is_hidden()  # examples need not say anything
+    words = {
+        (28, 28): "",
+        (56, 56): "resized from 56×56 to 28×28 (height×width)",
+        (50, 40): "cut to its centre and resized from 40×50 to 28×28 (height×width)",
+    }
+    for i, (size, expected) in enumerate(words.items(), start=2):
+        Image.new("L", size, 40).save(tmp_path / f"{i}.png")
+        opened.locator("#file").set_input_files(tmp_path / f"{i}.png")
+        opened.wait_for_selector(f"#examples button:nth-child({i})")
+        assert opened.locator("#resized").text_content() == expected
+        assert opened.locator("#resized").is_visible() == bool(expected)
+    line, window = (opened.locator(part).bounding_box() for part in ("#resized", "#viewer"))
+    assert line["y"] + line["height"] <= window["y"] + window["height"]  # seen without scrolling
+    opened.locator("#examples button").last.click()
+    assert opened.locator("#resized").is_hidden()
+
+
 def test_a_page_without_examples_waits_for_the_first_picture(
     visit: Callable[..., Any], tmp_path: Path
 ) -> None:

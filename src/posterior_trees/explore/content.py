@@ -14,6 +14,8 @@ r"""Trees as data for the explorer: the one form that saved pages, the server an
         "levels": [[{"p": 1.0, "image": "data:…"}], [{"p": 0.4, …}, null, …], …],
         "measures": {"count": [3, 4, null, …]},  f(leaf) of every leaf, null for an absent one
         "note": "",                              what to beware of, if anything; may be left out
+        "resized": "",                           "resized from 512×512 to 256×256 (height×width)" or
+                                                 the like, if it was; may be left out
         "rivals": [{"name": "K-means of samples", "branching": [3, 3],
                     "truth_path": […], "levels": […], "measures": {…}}]}]}
 

@@ -146,7 +146,7 @@ class Explorer:
         (example,) = describe_trees(
             made.tree, inputs=made.y, truths=made.x, names=[name], measures=self.measures
         )
-        return json.dumps(example | {"note": made.note})
+        return json.dumps(example | {"note": made.note, "resized": made.resized})
 
 
 async def read_body(request: Any, limits: Limits) -> bytes:

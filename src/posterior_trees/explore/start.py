@@ -60,7 +60,7 @@ def describe_start(
         (example,) = describe_trees(
             made.tree, inputs=made.y, truths=made.x, names=[name], rivals=rival, measures=measures
         )
-        examples.append(example | {"note": made.note})
+        examples.append(example | {"note": made.note, "resized": made.resized})
     return examples
 
 
@@ -114,12 +114,12 @@ def _read(
         raise DataError(f"cannot read {file} ({error.strerror or error}). Check the name") from None
     limits = Limits()
     made = answer(predictor, content, str(file), degrade=degrade, invert=invert, limits=limits)
-    if resized := _resized(predictor, content, str(file), limits):
-        warn(resized)
+    if made.resized:
+        warn(_explain_resize(predictor, content, str(file), limits))
     return made
 
 
-def _resized(predictor: Predictor, content: bytes, name: str, limits: Limits) -> str:
+def _explain_resize(predictor: Predictor, content: bytes, name: str, limits: Limits) -> str:
     height, width, _ = read_header(BytesIO(content), name)
     want = fitted_size(predictor, content, name, limits)
     why = f"the explorer takes at most {limits.side} pixels a side"

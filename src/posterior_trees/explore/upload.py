@@ -61,12 +61,14 @@ class Limits(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """The tree of one picture, what was measured of it, and what is wrong with it."""
+    """The tree of one picture, what was measured of it, what is wrong with it, and what was done
+    to bring it to the model's size."""
 
     tree: Tree
     y: Float[Tensor, "1 _ _ _"]
     x: Float[Tensor, "1 _ _ _"] | None
     note: str
+    resized: str = ""
 
 
 def answer(
@@ -84,9 +86,12 @@ def answer(
     pixels = read_bytes(predictor, content, name, limits or Limits())
     pixels = 1 - pixels if invert else pixels
     if hole is None:
-        return predict_pixels(predictor, pixels, degrade=degrade)
-    _check_pixels(hole, "the hole", limits or Limits())
-    return predict_with_hole(predictor, pixels, hole, degrade=degrade)
+        made = predict_pixels(predictor, pixels, degrade=degrade)
+    else:
+        _check_pixels(hole, "the hole", limits or Limits())
+        made = predict_with_hole(predictor, pixels, hole, degrade=degrade)
+    height, width, _ = read_header(BytesIO(content), name)
+    return made._replace(resized=caption_resize((height, width), pixels.shape[-2:]))
 
 
 @torch.inference_mode()
@@ -146,11 +151,22 @@ def describe_resize(name: str, have: Sequence[int], want: Sequence[int], why: st
     `why` says what has the other size. `decode.fit` cuts where the shapes differ."""
     if tuple(have) == tuple(want):
         return ""
+    before, after = ("×".join(map(str, size)) for size in (have, want))
+    return f"{name} is {before} (height×width), {why}: {_resizing(have, want)} to {after}"
+
+
+def caption_resize(have: Sequence[int], want: Sequence[int]) -> str:
+    """The same in few words, for beside the picture."""
+    if tuple(have) == tuple(want):
+        return ""
+    before, after = ("×".join(map(str, size)) for size in (have, want))
+    return f"{_resizing(have, want)} from {before} to {after} (height×width)"
+
+
+def _resizing(have: Sequence[int], want: Sequence[int]) -> str:
     zoom = min(h / w for h, w in zip(have, want, strict=True))
     is_cut = any(h / zoom - w >= 1 for h, w in zip(have, want, strict=True))  # less is rounding
-    before, after = ("×".join(map(str, size)) for size in (have, want))
-    done = "cut to its centre and resized" if is_cut else "resized"
-    return f"{name} is {before} (height×width), {why}: {done} to {after}"
+    return "cut to its centre and resized" if is_cut else "resized"
 
 
 def describe_fit(predictor: Predictor, y: Float[Tensor, "1 _ _ _"]) -> str:

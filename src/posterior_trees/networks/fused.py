@@ -57,14 +57,14 @@ class FusedUNet(nn.Module):
         return self.leaves_of(*self.maps(y))
 
     def leaves_of(
-        self, images: Float[Tensor, "b n c h w"], means: list[Float[Tensor, "b parts _"]]
+        self, images: Float[Tensor, "b n c h w"], means: list[Float[Tensor, "b _ _"]]
     ) -> Leaves:
         """The leaves, with their probabilities from the means of the decoder's maps."""
         return Leaves(images, self.head([mean.sum(dim=1).unsqueeze(2) for mean in means]))
 
     def maps(
         self, y: Float[Tensor, "b c h w"]
-    ) -> tuple[Float[Tensor, "b n c2 h w"], list[Float[Tensor, "b parts _"]]]:
+    ) -> tuple[Float[Tensor, "b n c2 h w"], list[Float[Tensor, "b _ _"]]]:
         """The leaves' images, and the means of the decoder's maps, in parts to be added."""
         skips, features = [], _last(y)
         for block in self.encoder:

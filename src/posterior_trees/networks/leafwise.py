@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from posterior_trees.networks.grouped import block_diagonal, enlarging, parted
-from posterior_trees.networks.norm import HALF, HAS_TRITON
+from posterior_trees.networks.norm import HALF, has_kernels
 
 LEAST = 16
 """Channels of a leaf."""
@@ -22,8 +22,8 @@ LEAST = 16
 def is_worth_it(maps: Float[Tensor, "b c h w"], weight: Tensor, groups: int) -> bool:
     """Whether these operations can convolve the maps, and are faster than others."""
     thinnest = min(weight.shape[0] // groups, weight.shape[1])
-    can = HAS_TRITON and maps.is_cuda and maps.dtype in HALF and weight.shape[2] == 3
-    return can and groups > 1 and thinnest >= LEAST
+    fits = groups > 1 and thinnest >= LEAST and weight.shape[2] == 3
+    return fits and maps.is_cuda and maps.dtype in HALF and has_kernels()
 
 
 @torch.library.custom_op("posterior_trees::leaf_conv", mutates_args=())

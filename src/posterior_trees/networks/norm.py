@@ -2,8 +2,8 @@
 
 On CUDA in half precision both are one operation, forward (`kernels/norm.py`) and backward
 (`kernels/gradients.py`): it reads and writes a map half as often as plain torch, and is the same to
-rounding. It needs Triton, which CUDA builds of torch bring along; without it, and everywhere else,
-plain torch does it.
+rounding. It needs Triton, which CUDA builds of torch bring along, and a GPU not older than 2020;
+without them, and everywhere else, plain torch does it.
 """
 
 from importlib.util import find_spec
@@ -15,7 +15,21 @@ from torch.nn import functional as F
 
 SLOPE = 0.2
 HALF = (torch.bfloat16, torch.float16)
-HAS_TRITON = find_spec("triton") is not None
+
+_found: bool | None = None
+
+
+def has_kernels() -> bool:
+    """Whether our kernels run on this computer: with Triton, and on GPUs that know bfloat16.
+
+    Found out once. Ask before compiling a network, so that the compiler meets a constant.
+    """
+    global _found
+    if _found is None:
+        gpus = range(torch.cuda.device_count())
+        capable = [torch.cuda.get_device_capability(gpu) >= (8, 0) for gpu in gpus]
+        _found = find_spec("triton") is not None and bool(capable) and all(capable)
+    return _found
 
 
 def normalize_and_activate(
@@ -24,7 +38,7 @@ def normalize_and_activate(
     sums: Float[Tensor, "b parts 2 c"] | None = None,
 ) -> Float[Tensor, "b c h w"]:
     """LeakyReLU of the normalised maps; `sums`, if the convolution left some, save a pass."""
-    can_fuse = HAS_TRITON and maps.is_cuda and maps.dtype in HALF
+    can_fuse = maps.is_cuda and maps.dtype in HALF and has_kernels()
     if can_fuse and isinstance(norm, nn.GroupNorm):
         return fused(maps, sums, norm.weight, norm.bias, norm.num_groups, norm.eps)[0]
     return F.leaky_relu(norm(maps), SLOPE, inplace=True)

@@ -65,14 +65,17 @@ function renderMode(path, tree, node, parent) {
 }
 
 export function renderSides() {
-  const { input, truth, note } = example(), tree = treeOn(), { truth_path } = tree;
+  const { input, truth } = example(), tree = treeOn(), { truth_path } = tree;
   document.body.classList.toggle("without-truth", !truth);
   document.body.classList.toggle("without-input", !input);
   document.body.classList.toggle("pixels", Math.max(...sizeOf()) <= 64);
   document.body.style.setProperty("--ratio", sizeOf()[1] / sizeOf()[0]);
   if (input) $("input").src = input;
-  $("note").hidden = !note;
-  if ($("note").textContent !== (note ?? "")) $("note").textContent = note ?? "";
+  for (const id of ["resized", "note"]) { // either may be left out
+    const words = example()[id] ?? "";
+    $(id).hidden = !words;
+    if ($(id).textContent !== words) $(id).textContent = words;
+  }
   $("truth").setAttribute("aria-pressed", state.truth);
   $("truth").setAttribute("aria-label", state.truth ? "Hide the truth" : "Reveal the truth");
   $("truth").replaceChildren(
