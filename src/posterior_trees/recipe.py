@@ -281,6 +281,12 @@ def check(recipe: Recipe) -> None:
             "training.calibrate is true and tree.depth is 0: a root alone has no probabilities to "
             "calibrate. Set tree.depth to at least 1, or training.calibrate=false"
         )
+    if recipe.optimizer.clip and recipe.training.precision == "16-mixed":
+        raise RecipeError(
+            f"optimizer.clip is {recipe.optimizer.clip} and training.precision is 16-mixed, where "
+            "gradients are scaled until the optimiser has them, and cannot be clipped. Use "
+            "training.precision=bf16-mixed or 32-true, or optimizer.clip=0"
+        )
     if recipe.measurement.kind == "paired" and recipe.data.kind not in ("pairs", "edges"):
         raise RecipeError('measurement.kind "paired" needs data.kind "pairs" or "edges"')
 
