@@ -1,6 +1,8 @@
 """The Triton kernels are the plain network, forward and backward. On a computer without CUDA they
 run in Triton's interpreter, in float32; with CUDA they are compiled."""
 
+import contextlib
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -267,3 +269,18 @@ def test_thin_leaves_stay_dense_and_wide_ones_do_not():
     assert leafwise.is_worth_it(x, wide.weight, 9)
     assert not leafwise.is_worth_it(x, thin.weight, 9)
     assert not leafwise.is_worth_it(x.float(), wide.weight, 9)
+
+
+def test_kernels_are_launched_on_the_device_of_the_maps(monkeypatch):
+    entered = []
+
+    @contextlib.contextmanager
+    def device_of(tensor):
+        entered.append(tensor)
+        yield
+
+    monkeypatch.setattr(torch.cuda, "device_of", device_of)
+    x = maps(1, 9 * 16, 4, 4)
+    norm.fused(x, None, *torch.randn(2, 9 * 16, device=DEVICE), 9, 1e-5)
+    leafwise.convolve(x, torch.randn(9 * 16, 16, 3, 3, device=DEVICE), 9)
+    assert [tensor.data_ptr() for tensor in entered] == [x.data_ptr()] * 2

@@ -20,6 +20,7 @@ from posterior_trees.networks.head import Leaves
 from posterior_trees.networks.kernels import conv
 from posterior_trees.networks.kernels import norm as norms
 from posterior_trees.networks.leafwise import LEAST
+from posterior_trees.networks.norm import on_its_device
 from posterior_trees.networks.unet import UNet
 
 
@@ -66,6 +67,9 @@ class FusedUNet(nn.Module):
         self, y: Float[Tensor, "b c h w"]
     ) -> tuple[Float[Tensor, "b n c2 h w"], list[Float[Tensor, "b _ _"]]]:
         """The leaves' images, and the means of the decoder's maps, in parts to be added."""
+        return on_its_device(self._maps)(y)
+
+    def _maps(self, y: Tensor) -> tuple[Tensor, list[Tensor]]:
         skips, features = [], _last(y)
         for block in self.encoder:
             maps, scale_shift = self._encode(block, features)

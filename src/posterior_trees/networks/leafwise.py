@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from posterior_trees.networks.grouped import block_diagonal, enlarging, parted
-from posterior_trees.networks.norm import HALF, has_kernels
+from posterior_trees.networks.norm import HALF, has_kernels, on_its_device
 
 LEAST = 16
 """Channels of a leaf."""
@@ -27,6 +27,7 @@ def is_worth_it(maps: Float[Tensor, "b c h w"], weight: Tensor, groups: int) -> 
 
 
 @torch.library.custom_op("posterior_trees::leaf_conv", mutates_args=())
+@on_its_device
 def convolve(maps: Tensor, weight: Tensor, groups: int) -> tuple[Tensor, Tensor]:
     """The grouped convolution of the maps, and its sums."""
     from posterior_trees.networks.kernels.conv import LeafWeight, leaf_conv
@@ -43,6 +44,7 @@ def _(maps, weight, groups):
 
 
 @torch.library.custom_op("posterior_trees::leaf_up", mutates_args=())
+@on_its_device
 def convolve_up(
     features: Tensor, skip: Tensor, weight: Tensor, groups: int
 ) -> tuple[Tensor, Tensor]:
@@ -62,6 +64,7 @@ def _(features, skip, weight, groups):
 
 
 @torch.library.custom_op("posterior_trees::leaf_conv_backward", mutates_args=())
+@on_its_device
 def convolve_backward(
     grads: Tensor, maps: Tensor, weight: Tensor, groups: int
 ) -> tuple[Tensor, Tensor]:
@@ -80,6 +83,7 @@ def _(grads, maps, weight, groups):
 
 
 @torch.library.custom_op("posterior_trees::leaf_up_backward", mutates_args=())
+@on_its_device
 def convolve_up_backward(
     grads: Tensor, features: Tensor, skip: Tensor, weight: Tensor, groups: int
 ) -> tuple[Tensor, Tensor, Tensor]:

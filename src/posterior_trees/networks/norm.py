@@ -6,6 +6,8 @@ rounding. It needs Triton, which CUDA builds of torch bring along, and a GPU not
 without them, and everywhere else, plain torch does it.
 """
 
+import functools
+from collections.abc import Callable
 from importlib.util import find_spec
 
 import torch
@@ -44,7 +46,19 @@ def normalize_and_activate(
     return F.leaky_relu(norm(maps), SLOPE, inplace=True)
 
 
+def on_its_device(function: Callable) -> Callable:
+    """Launch on the GPU of the first argument: Triton would take the current one."""
+
+    @functools.wraps(function)
+    def guarded(first: Tensor, *rest):
+        with torch.cuda.device_of(first):
+            return function(first, *rest)
+
+    return guarded
+
+
 @torch.library.custom_op("posterior_trees::normalize_and_activate", mutates_args=())
+@on_its_device
 def fused(
     maps: Tensor, sums: Tensor | None, weight: Tensor, bias: Tensor, groups: int, epsilon: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -65,6 +79,7 @@ def _(maps, sums, weight, bias, groups, epsilon):
 
 
 @torch.library.custom_op("posterior_trees::normalize_and_activate_backward", mutates_args=())
+@on_its_device
 def fused_backward(
     grads: Tensor, maps: Tensor, weight: Tensor, scale: Tensor, shift: Tensor, moments: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
