@@ -163,20 +163,48 @@ def test_averages_and_halves_of_the_activated_map():
 
 
 @pytest.mark.parametrize(
-    ("steps", "leaves", "width", "size"), [(4, 9, 18, (32, 48)), (3, 4, 12, (16, 16))]
+    ("channels", "steps", "leaves", "width", "size"),
+    [(3, 4, 9, 18, (32, 48)), (3, 3, 4, 12, (16, 16)), (1, 3, 4, 8, (16, 16))],
 )
-def test_the_fused_network_predicts_the_same(steps, leaves, width, size):
-    network = UNet(3, 3, leaves, width=width, steps=steps, dropout=0.2).to(DEVICE).eval()
+def test_the_fused_network_predicts_the_same(channels, steps, leaves, width, size):
+    network = (
+        UNet(channels, channels, leaves, width=width, steps=steps, dropout=0.2).to(DEVICE).eval()
+    )
     nn.init.normal_(network.head.layers[-1].weight)
     for layer in network.modules():
         if isinstance(layer, nn.GroupNorm):
             nn.init.normal_(layer.weight), nn.init.normal_(layer.bias)
-    y = torch.rand(2, 3, *size, device=DEVICE)
+    y = torch.rand(2, channels, *size, device=DEVICE)
     with torch.inference_mode():
         got, expected = FusedUNet(network, torch.float32)(y), network(y)
     near = {"rtol": 1e-3, "atol": 1e-3} if DEVICE == "cpu" else {"rtol": 0.05, "atol": 0.05}
     torch.testing.assert_close(got.images, expected.images, **near)
     torch.testing.assert_close(got.log_probs, expected.log_probs, **near)
+
+
+@pytest.mark.parametrize("form", ["slice", "contiguous", "one channel"])
+def test_maps_may_lie_anyhow_in_memory(form):
+    x = maps(2, 40, 8, 12)
+    x = {"slice": x[:, :36], "contiguous": x[:, :36].contiguous(), "one channel": x[:, :1]}[form]
+    channels = x.shape[1]
+    weight, bias = torch.randn(2, channels, device=DEVICE)
+    expected = F.leaky_relu(F.group_norm(x, 1, weight, bias), 0.2)
+    torch.testing.assert_close(norm.fused(x, None, weight, bias, 1, 1e-5)[0], expected, **NEAR)
+    sums = kernels.channel_sums(x).sum(dim=1)
+    torch.testing.assert_close(sums[:, 0], x.sum(dim=(2, 3)), **NEAR)
+    scale, shift, _ = kernels.scale_and_shift(kernels.channel_sums(x), weight, bias, 1, 96, 1e-5)
+    _, half = kernels.normalize_and_halve(x, scale, shift)
+    torch.testing.assert_close(half, F.avg_pool2d(expected, 2), **NEAR)
+    of_leaves = torch.randn(2 * channels, channels, 3, 3, device=DEVICE)
+    got, _ = leaf_conv(x, LeafWeight(of_leaves, 1), 2 * channels)
+    torch.testing.assert_close(got, F.conv2d(x, of_leaves, padding=1), **NEAR)
+
+
+def test_the_way_back_keeps_the_dtype_of_the_weights():
+    x, weight = maps(2, 16, 4, 4), torch.randn(16, device=DEVICE).bfloat16()
+    out, *saved = norm.fused(x, None, weight.float(), weight.float(), 4, 1e-5)
+    got = norm.fused_backward(out, x, weight, *saved)
+    assert [tensor.dtype for tensor in got] == [x.dtype, weight.dtype, weight.dtype]
 
 
 def test_torch_knows_the_operations():
@@ -207,11 +235,11 @@ def test_torch_knows_the_way_back():
 
 @pytest.mark.parametrize("outputs", [8, 27])
 def test_outputs_that_align_a_convolution_are_cut_off(outputs):
-    x, weight = maps(1, 5, 4, 6), torch.randn(outputs, 5, 3, 3, device=DEVICE)
+    x, weight = maps(1, 5, 4, 6), torch.randn(outputs, 5, 1, 1, device=DEVICE)
     bias = torch.randn(outputs, device=DEVICE)
-    got = aligned_conv(x, weight, bias, 1)
-    torch.testing.assert_close(got, F.conv2d(x, weight, bias, padding=1))
-    assert aligned_conv(x, weight, None, 1).shape == got.shape
+    got = aligned_conv(x, weight, bias)
+    torch.testing.assert_close(got, F.conv2d(x, weight, bias))
+    assert aligned_conv(x, weight, None).shape == got.shape
 
 
 @pytest.mark.gpu
@@ -245,11 +273,29 @@ def test_a_training_step_in_bfloat16_is_near_float32(c_init):
 )
 def test_without_capable_gpus_plain_torch_does_it(monkeypatch, gpus, expected):
     monkeypatch.setattr(norm, "_found", None)
+    monkeypatch.setattr(norm, "_can_launch", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: len(gpus))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda gpu: gpus[gpu])
     assert norm.has_kernels() is expected
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1 - len(gpus))
     assert norm.has_kernels() is expected  # found out once
+
+
+def test_kernels_can_be_switched_off_and_must_prove_themselves(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda gpu: (9, 0))
+    monkeypatch.setattr(norm, "_found", None)
+    with monkeypatch.context() as patch:
+        patch.setenv("PTREES_KERNELS", "0")
+        assert not norm.has_kernels()
+
+    def refuse(*_, **__):
+        raise RuntimeError("no C compiler")
+
+    monkeypatch.setattr(norm, "_found", None)
+    monkeypatch.setattr(torch, "zeros", refuse)
+    with pytest.warns(UserWarning, match="plain torch is used, which is slower: no C compiler"):
+        assert not norm.has_kernels()
 
 
 @pytest.mark.parametrize("found", [False, True])

@@ -28,6 +28,10 @@ class Capture:
         self.graph: torch.cuda.CUDAGraph | None = None
 
     def __call__(self, *inputs: Tensor):
+        with torch.cuda.device_of(inputs[0]):  # streams and graphs are those of the current device
+            return self._call(*inputs)
+
+    def _call(self, *inputs: Tensor):
         if self.places is None:
             self.places = tuple(tensor.clone() for tensor in inputs)
         for place, tensor in zip(self.places, inputs, strict=True):

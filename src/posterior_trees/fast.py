@@ -22,8 +22,9 @@ from torch import Tensor, nn
 
 from posterior_trees.capture import Capture
 from posterior_trees.networks.fold import fold
+from posterior_trees.networks.leafwise import MOST
 from posterior_trees.networks.norm import HALF, has_kernels
-from posterior_trees.networks.unet import UNet
+from posterior_trees.networks.unet import LeafConv, UNet
 from posterior_trees.predictor import TreePredictor
 from posterior_trees.tree import Tree
 
@@ -47,7 +48,7 @@ class FastPredictor(TreePredictor):
         )
         self.eval()
         self.is_recorded = is_recorded
-        self.is_fused = hasattr(self.network, "maps")
+        self.is_fused = getattr(self.network, "is_fused", False) is True
         if self.is_fused:  # the network's kernels need no compiler
             self._finish: Callable = torch.compile(self._finish, dynamic=False)
         else:
@@ -88,11 +89,18 @@ def copies(tensors: Sequence[Tensor]) -> list[Tensor]:
     return clones
 
 
+def is_narrow(network: UNet) -> bool:
+    """Whether its maps fit into the tiles of our kernels."""
+    convolutions = [part for part in network.decoder.modules() if isinstance(part, LeafConv)]
+    widest = max(max(c.out_channels // c.groups, c.weight.shape[1]) for c in convolutions)
+    return widest <= 2 * MOST and network.to_image.in_channels <= 1024
+
+
 def as_fast(network: nn.Module, dtype: torch.dtype) -> nn.Module:
     """The network in the form and the precision that runs fastest; its head keeps float32."""
     if next(network.parameters()).device.type != "cuda":
         return copy.deepcopy(network).to(dtype).eval().requires_grad_(False)
-    is_ours = isinstance(network, UNet) and network.decoders > 1
+    is_ours = isinstance(network, UNet) and network.decoders > 1 and is_narrow(network)
     if is_ours and dtype in HALF and has_kernels():
         from posterior_trees.networks.fused import FusedUNet
 

@@ -296,7 +296,7 @@ class Trainer:
         if uses_cuda:
             network.to(memory_format=torch.channels_last)  # ty: ignore[no-matching-overload]
             torch.backends.cudnn.benchmark = True
-            has_kernels()
+            has_kernels()  # asked before the compiler, for which it is a constant
         if spec.compile:
             self._judge = torch.compile(self._judge)
         trained: Any = torch.compile(network) if spec.compile else network

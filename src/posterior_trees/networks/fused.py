@@ -1,4 +1,4 @@
-"""The U-Net with disjoint decoders, for prediction on CUDA: each map is written once and read once.
+"""The U-Net with disjoint decoders, for prediction on CUDA, in few passes over memory.
 
 Between two convolutions of the plain network a map is read for its normalisation's statistics, and
 read and written by the normalisation and again by the activation. Here convolutions leave sums
@@ -19,6 +19,7 @@ from posterior_trees.networks.grouped import block_diagonal, parted
 from posterior_trees.networks.head import Leaves
 from posterior_trees.networks.kernels import conv
 from posterior_trees.networks.kernels import norm as norms
+from posterior_trees.networks.kernels.plan import channels_last
 from posterior_trees.networks.leafwise import LEAST
 from posterior_trees.networks.norm import on_its_device
 from posterior_trees.networks.unet import UNet
@@ -27,18 +28,21 @@ from posterior_trees.networks.unet import UNet
 class FusedUNet(nn.Module):
     """Predicts what a `UNet` with disjoint decoders does; made of a trained one.
 
-    Weights of convolutions have the given dtype; normalisation and head stay in float32.
+    Weights of convolutions have the given dtype; normalisation and head are in float32. It stays
+    on the device where it was made.
     """
+
+    is_fused = True
 
     def __init__(self, network: UNet, dtype: torch.dtype) -> None:
         super().__init__()
-        network = copy.deepcopy(network).eval().requires_grad_(False)
+        network = copy.deepcopy(network).float().eval().requires_grad_(False)
         self.in_channels, self.channels = network.in_channels, network.channels
         self.num_leaves, self.multiple = network.num_leaves, network.multiple
         self.encoder, self.decoder, self.head = network.encoder, network.decoder, network.head
         for block in self.encoder:
             for convolution in _convolutions(block):
-                convolution.weight.data = _last(convolution.weight).to(dtype)
+                convolution.weight.data = channels_last(convolution.weight).to(dtype)
         groups = network.decoders
         self.ups, self.skips, self.leaves = [], [], []
         for block in self.decoder:
@@ -70,7 +74,7 @@ class FusedUNet(nn.Module):
         return on_its_device(self._maps)(y)
 
     def _maps(self, y: Tensor) -> tuple[Tensor, list[Tensor]]:
-        skips, features = [], _last(y)
+        skips, features = [], channels_last(y)
         for block in self.encoder:
             maps, scale_shift = self._encode(block, features)
             if block is self.encoder[-1]:
@@ -120,11 +124,7 @@ def _scale_shift(norm: Any, maps: Tensor, sums: Tensor | None = None):
 
 
 def _dense(weight: Float[Tensor, "out in 3 3"], groups: int) -> Float[Tensor, "out in2 3 3"]:
-    return _last(block_diagonal(weight, groups))
-
-
-def _last(tensor: Tensor) -> Tensor:
-    return tensor.contiguous(memory_format=torch.channels_last)
+    return channels_last(block_diagonal(weight, groups))
 
 
 def _convolutions(block: Any) -> list[nn.Conv2d]:

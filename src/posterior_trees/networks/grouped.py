@@ -43,15 +43,14 @@ def parted(weight: Float[Tensor, "out in 3 3"], groups: int) -> tuple[Tensor, Te
 
 def aligned_conv(
     maps: Float[Tensor, "b c h w"],
-    weight: Float[Tensor, "c2 c kh kw"],
+    weight: Float[Tensor, "c2 c 1 1"],
     bias: Float[Tensor, "c2"] | None,
-    padding: int,
 ) -> Float[Tensor, "b c2 h w"]:
-    """A convolution with outputs added to a multiple of eight, which GPUs are fast at, and cut off
-    again."""
+    """A 1×1 convolution with outputs added to a multiple of eight, which GPUs are fast at, and cut
+    off again: the result is not dense."""
     extra = -len(weight) % 8
     if extra:
         weight = F.pad(weight, (0, 0) * 3 + (0, extra))
         bias = None if bias is None else F.pad(bias, (0, extra))
-    out = F.conv2d(maps, weight, bias, padding=padding)
+    out = F.conv2d(maps, weight, bias)
     return out[:, : out.shape[1] - extra]

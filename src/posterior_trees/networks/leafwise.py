@@ -1,7 +1,7 @@
 """Convolutions grouped by leaf as operations of torch, with a way back, on Triton kernels.
 
-For decoders of at least 16 channels a leaf in half precision on CUDA: thinner ones are as fast
-when run as dense convolutions (`unet.LeafConv`). Forward, and back to the maps, each leaf's
+For decoders of at least 16 channels a leaf in half precision on CUDA; thinner ones run as dense
+convolutions (`unet.LeafConv`). Forward, and back to the maps, each leaf's
 channels meet only its own weights (`kernels/conv.py`); gradients of the weights are read off the
 diagonal of a dense one. Both operations also return the sums of what they wrote, which the
 normalisation that follows needs (`norm.py`).
@@ -16,13 +16,15 @@ from posterior_trees.networks.grouped import block_diagonal, enlarging, parted
 from posterior_trees.networks.norm import HALF, has_kernels, on_its_device
 
 LEAST = 16
-"""Channels of a leaf."""
+"""Channels of a leaf, before and after: thinner ones idle the matrix unit,"""
+MOST = 256
+"""and of wider ones a tile does not fit into a GPU's shared memory."""
 
 
 def is_worth_it(maps: Float[Tensor, "b c h w"], weight: Tensor, groups: int) -> bool:
     """Whether these operations can convolve the maps, and are faster than others."""
-    thinnest = min(weight.shape[0] // groups, weight.shape[1])
-    fits = groups > 1 and thinnest >= LEAST and weight.shape[2] == 3
+    thinnest, widest = sorted((weight.shape[0] // groups, weight.shape[1]))
+    fits = groups > 1 and thinnest >= LEAST and widest <= MOST and weight.shape[2] == 3
     return fits and maps.is_cuda and maps.dtype in HALF and has_kernels()
 
 

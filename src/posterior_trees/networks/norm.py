@@ -1,12 +1,14 @@
 """GroupNorm followed by LeakyReLU: what stands between the convolutions of the U-Net.
 
 On CUDA in half precision both are one operation, forward (`kernels/norm.py`) and backward
-(`kernels/gradients.py`): it reads and writes a map half as often as plain torch, and is the same to
-rounding. It needs Triton, which CUDA builds of torch bring along, and a GPU not older than 2020;
+(`kernels/gradients.py`): fewer passes over the map than plain torch makes, and the same to
+rounding. It needs Triton, which CUDA builds of torch bring along, and compute capability 8.0;
 without them, and everywhere else, plain torch does it.
 """
 
 import functools
+import os
+import warnings
 from collections.abc import Callable
 from importlib.util import find_spec
 
@@ -22,7 +24,8 @@ _found: bool | None = None
 
 
 def has_kernels() -> bool:
-    """Whether our kernels run on this computer: with Triton, and on GPUs that know bfloat16.
+    """Whether our kernels run on this computer: with Triton that works, and on NVIDIA GPUs that
+    know bfloat16. `PTREES_KERNELS=0` in the environment says no.
 
     Found out once. Ask before compiling a network, so that the compiler meets a constant.
     """
@@ -30,8 +33,25 @@ def has_kernels() -> bool:
     if _found is None:
         gpus = range(torch.cuda.device_count())
         capable = [torch.cuda.get_device_capability(gpu) >= (8, 0) for gpu in gpus]
-        _found = find_spec("triton") is not None and bool(capable) and all(capable)
+        is_wanted = os.environ.get("PTREES_KERNELS") != "0" and torch.version.hip is None
+        is_there = find_spec("triton") is not None and bool(capable) and all(capable)
+        _found = is_wanted and is_there and _can_launch()
     return _found
+
+
+def _can_launch() -> bool:
+    """Try one: Triton needs a C compiler, for instance, and says so only then."""
+    from posterior_trees.networks.kernels.norm import channel_sums
+
+    try:
+        channel_sums(torch.zeros(1, 16, 4, 4, device="cuda", dtype=torch.bfloat16))
+    except Exception as error:
+        warnings.warn(
+            f"the Triton kernels do not run here, so plain torch is used, which is slower: {error}",
+            stacklevel=2,
+        )
+        return False
+    return True
 
 
 def normalize_and_activate(
@@ -65,7 +85,6 @@ def fused(
     """The activated maps, and what the way back needs."""
     from posterior_trees.networks.kernels import norm as kernels
 
-    maps = maps.contiguous(memory_format=torch.channels_last)
     sums, area = sums if sums is not None else kernels.channel_sums(maps), maps[0, 0].numel()
     scale, shift, moments = kernels.scale_and_shift(sums, weight, bias, groups, area, epsilon)
     return kernels.normalize(maps, scale, shift), scale, shift, moments
@@ -86,8 +105,6 @@ def fused_backward(
     """Gradients of maps, weight and bias."""
     from posterior_trees.networks.kernels.gradients import gradients
 
-    form = {"memory_format": torch.channels_last}
-    grads, maps = grads.to(maps.dtype).contiguous(**form), maps.contiguous(**form)
     return gradients(grads, maps, weight, scale, shift, moments)
 
 

@@ -109,12 +109,15 @@ class LeafConv(nn.Conv2d):
         self, maps: Float[Tensor, "b c h w"]
     ) -> tuple[Float[Tensor, "b c2 h2 w2"], Float[Tensor, "b parts 2 c2"] | None]:
         """The convolution, and its sums if they come for free; see `norm.py`."""
-        if is_worth_it(maps, self.weight, self.groups):
+        is_plain = self.bias is None and self.padding == (1, 1) and self.stride == (1, 1)
+        if is_plain and is_worth_it(maps, self.weight, self.groups):
             return convolve(maps, self.weight, self.groups)
         if not maps.is_cuda:
             return super().forward(maps), None
         weight = self.weight if self.groups == 1 else block_diagonal(self.weight, self.groups)
-        return aligned_conv(maps, weight, self.bias, int(self.padding[0])), None
+        if self.kernel_size == (1, 1):
+            return aligned_conv(maps, weight, self.bias), None
+        return F.conv2d(maps, weight, self.bias, self.stride, self.padding), None
 
 
 class UpConv(LeafConv):

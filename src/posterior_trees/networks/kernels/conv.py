@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from posterior_trees.networks.grouped import enlarging
-from posterior_trees.networks.kernels.plan import like, power
+from posterior_trees.networks.kernels.plan import channels_last, like, power
 
 CONFIG = (128, 4, 3)
 """Pixels of a tile, warps, and the steps that are loaded ahead."""
@@ -42,7 +42,7 @@ def _add_taps(
         channel = chunk * CHUNK + k
         exists = (k < CHUNK) & (channel < total)
         a = tl.load(
-            maps + (row * width + col)[:, None] * total + channel[None, :],
+            maps + (row * width + col).to(tl.int64)[:, None] * total + channel[None, :],
             mask=seen[:, None] & exists[None, :],
             other=0.0,
         )
@@ -59,7 +59,7 @@ def _store_tile(
     k = tl.arange(0, BLOCK)
     channel = chunk * OUT + k
     exists = (k < OUT) & (channel < total)
-    places = pixel[:, None] * total + channel[None, :]
+    places = pixel.to(tl.int64)[:, None] * total + channel[None, :]
     tl.store(out + places, acc.to(out.dtype.element_ty), mask=inside[:, None] & exists[None, :])
     place = sums + part * 2 * total + channel  # pixels outside have added nothing
     tl.store(place, tl.sum(acc, axis=0), mask=exists)
@@ -125,7 +125,7 @@ def _leaf_up(
 
 def leaves_together(channels: int) -> int:
     """How many leaves of so many channels share a product: thin ones leave the matrix unit idle.
-    It takes 16 at least; two leaves of 16 are faster together, wider ones alone."""
+    It takes 16 at least; leaves of up to 31 go in pairs, wider ones alone."""
     return -(-16 // channels) if channels < 16 else 2 if channels < 32 else 1
 
 
@@ -174,31 +174,31 @@ class UpWeight(LeafWeight):
         self.tensor = torch.stack(quarters)
 
 
-def tile_of(maps: Float[Tensor, "b c h w"], config: tuple[int, int, int] = CONFIG) -> int:
+def tile_of(maps: Float[Tensor, "b c h w"]) -> int:
     """Pixels of a tile."""
-    return min(config[0], power(maps.shape[2] * maps.shape[3]))
+    return min(CONFIG[0], power(maps.shape[2] * maps.shape[3]))
 
 
-def parts_of(maps: Float[Tensor, "b c h w"], config: tuple[int, int, int] = CONFIG) -> int:
+def parts_of(maps: Float[Tensor, "b c h w"]) -> int:
     """Tiles of a map."""
-    return triton.cdiv(maps.shape[2] * maps.shape[3], tile_of(maps, config))
+    return triton.cdiv(maps.shape[2] * maps.shape[3], tile_of(maps))
 
 
 def leaf_conv(
     maps: Float[Tensor, "b c h w"],
     weight: LeafWeight,
     channels: int,
-    config: tuple[int, int, int] = CONFIG,
 ) -> tuple[Float[Tensor, "b c2 h w"], Float[Tensor, "b parts 2 c2"]]:
     """The grouped convolution of `maps` to `channels`, and the sums of what it wrote."""
+    maps = channels_last(maps)
     batch, total, height, width = maps.shape
-    pixels, tiles, chunks = tile_of(maps, config), parts_of(maps, config), len(weight.tensor)
+    pixels, tiles, chunks = tile_of(maps), parts_of(maps), len(weight.tensor)
     out = like(maps, channels, height, width)
     sums = maps.new_empty(batch, tiles, 2, channels, dtype=torch.float32)
     _leaf_conv[(chunks * tiles * batch,)](
         maps, weight.tensor, out, sums, height, width, tiles, chunks, total, channels,
         weight.into, weight.block, weight.steps, weight.out, weight.out_block, pixels,
-        num_warps=config[1], num_stages=config[2],
+        num_warps=CONFIG[1], num_stages=CONFIG[2],
     )  # fmt: skip
     return out, sums
 
@@ -208,19 +208,19 @@ def leaf_up(
     of_features: UpWeight,
     skip: Float[Tensor, "b c2 h2 w2"],
     of_skip: LeafWeight,
-    config: tuple[int, int, int] = CONFIG,
 ) -> tuple[Float[Tensor, "b c2 h2 w2"], Float[Tensor, "b parts 2 c2"]]:
     """The grouped convolution of the features, enlarged twice and joined with the skip maps leaf
     by leaf (`unet.UpConv`), and the sums of what it wrote."""
+    features, skip = channels_last(features), channels_last(skip)
     batch, total, height, width = features.shape
     channels, chunks = skip.shape[1], len(of_skip.tensor)
-    pixels, tiles = tile_of(features, config), parts_of(features, config)
+    pixels, tiles = tile_of(features), parts_of(features)
     out = like(features, channels, 2 * height, 2 * width)
     sums = features.new_empty(batch, 4 * tiles, 2, channels, dtype=torch.float32)
     _leaf_up[(4 * chunks * tiles * batch,)](
         features, of_features.tensor, skip, of_skip.tensor, out, sums, height, width, tiles, chunks,
         total, channels, of_features.into, of_features.block, of_features.steps,
         of_skip.into, of_skip.block, of_skip.steps, of_skip.out, of_skip.out_block, pixels,
-        num_warps=config[1], num_stages=config[2],
+        num_warps=CONFIG[1], num_stages=CONFIG[2],
     )  # fmt: skip
     return out, sums

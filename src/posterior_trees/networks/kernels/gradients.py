@@ -2,14 +2,13 @@
 
 from typing import no_type_check
 
-import torch
 import triton
 import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
 from posterior_trees.networks.kernels.norm import SLOPE, add_parts
-from posterior_trees.networks.kernels.plan import Pass, by_group, deal_out
+from posterior_trees.networks.kernels.plan import Pass, by_group, channels_last, deal_out, like
 
 GRAD_SUMS, GRAD_MAPS = Pass(2048, 3, 4), Pass(2048, 3, 4)
 
@@ -115,6 +114,7 @@ def gradients(
     which is $a g + s x + t$ with one $a$, $s$, $t$ per image and channel. All of it follows from
     the sums of $g$ and of $g x$.
     """
+    grads, maps = channels_last(grads.to(maps.dtype)), channels_last(maps)
     batch, channels, height, width = maps.shape
     area = height * width
     grid, per_part, shape = deal_out(batch, channels, area, GRAD_SUMS)
@@ -129,10 +129,10 @@ def gradients(
         sums, gamma, moments, slope, offset, of_gamma, of_beta, grid[0], channels,
         float(group * area), group, group_block, held,
     )  # fmt: skip
-    out = torch.empty_like(maps)
+    out = like(maps, channels, height, width)
     grid, per_part, shape = deal_out(batch, channels, area, GRAD_MAPS)
     _grad_maps[grid](
         maps, grads, scale, shift, slope, offset, out, area, per_part, channels, *shape,
         num_warps=GRAD_MAPS.warps,
     )  # fmt: skip
-    return out, of_gamma.sum(dim=0), of_beta.sum(dim=0)
+    return out, of_gamma.sum(dim=0).to(gamma.dtype), of_beta.sum(dim=0).to(gamma.dtype)

@@ -21,7 +21,14 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
-from posterior_trees.networks.kernels.plan import Pass, by_group, deal_out, like, power
+from posterior_trees.networks.kernels.plan import (
+    Pass,
+    by_group,
+    channels_last,
+    deal_out,
+    like,
+    power,
+)
 
 SLOPE = tl.constexpr(0.2)
 SUMS, APPLY, HALVE, LEAVES = Pass(4096, 3, 4), Pass(4096, 3, 4), Pass(1024, 3, 4), Pass(4096, 3, 4)
@@ -184,6 +191,7 @@ def _to_leaves(
 
 def channel_sums(maps: Float[Tensor, "b c h w"]) -> Float[Tensor, "b parts 2 c"]:
     """Sums of values and squares over parts of the pixels."""
+    maps = channels_last(maps)
     batch, channels, height, width = maps.shape
     grid, per_part, shape = deal_out(batch, channels, height * width, SUMS)
     sums = maps.new_empty(batch, grid[0], 2, channels, dtype=torch.float32)
@@ -230,8 +238,9 @@ def normalize_and_average(
 
 
 def _normalized(maps: Tensor, scale: Tensor, shift: Tensor, *, has_means: bool):
+    maps = channels_last(maps)
     batch, channels, height, width = maps.shape
-    out = torch.empty_like(maps)
+    out = like(maps, channels, height, width)
     grid, per_part, shape = deal_out(batch, channels, height * width, APPLY)
     means = scale.new_empty(batch, grid[0], channels) if has_means else scale
     _normalize[grid](
@@ -245,8 +254,10 @@ def normalize_and_halve(
     maps: Float[Tensor, "b c h w"], scale: Float[Tensor, "b c"], shift: Float[Tensor, "b c"]
 ) -> tuple[Float[Tensor, "b c h w"], Float[Tensor, "b c h2 w2"]]:
     """LeakyReLU of a·x + b, and its averages over 2×2 pixels."""
+    maps = channels_last(maps)
     batch, channels, height, width = maps.shape
-    out, half = torch.empty_like(maps), like(maps, channels, height // 2, width // 2)
+    out = like(maps, channels, height, width)
+    half = like(maps, channels, height // 2, width // 2)
     area = height * width // 4
     grid, per_part, shape = deal_out(batch, channels, area, HALVE)
     _normalize_and_halve[grid](
@@ -266,6 +277,7 @@ def to_leaves(
 ) -> tuple[Float[Tensor, "b n h w"], Float[Tensor, "b parts c"]]:
     """`channels` pixels of the leaves from the last map, and the mean of the map, activated, in
     parts to be added."""
+    maps = channels_last(maps)
     batch, into, height, width = maps.shape
     how = Pass(max(LEAVES.values, 16 * len(weight)), LEAVES.stages, LEAVES.warps)
     grid, per_part, shape = deal_out(batch, into, height * width, how)

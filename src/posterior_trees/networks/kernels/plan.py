@@ -23,6 +23,17 @@ class Pass(NamedTuple):
     warps: int
 
 
+def channels_last(maps: Tensor) -> Tensor:
+    """Dense, channels last, as all kernels read their maps; a copy where they lie otherwise.
+
+    With one channel or one pixel torch calls either order both: strides say it clearly, or a
+    convolution of such a map would return another order.
+    """
+    _, channels, height, width = maps.shape
+    dense = maps.contiguous(memory_format=torch.channels_last)
+    return dense.as_strided(maps.shape, (height * width * channels, 1, width * channels, channels))
+
+
 def like(maps: Tensor, channels: int, height: int, width: int) -> Tensor:
     """Room for another map of the same kind."""
     return torch.empty(
