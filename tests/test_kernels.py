@@ -242,9 +242,16 @@ def test_outputs_that_align_a_convolution_are_cut_off(outputs):
     assert aligned_conv(x, weight, None).shape == got.shape
 
 
+@pytest.fixture
+def wanted(monkeypatch):
+    monkeypatch.setattr(norm, "_found", None)
+    monkeypatch.setenv("PTREES_KERNELS", "1")
+    assert norm.has_kernels()
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("c_init", [4, 16])
-def test_a_training_step_in_bfloat16_is_near_float32(c_init):
+def test_a_training_step_in_bfloat16_is_near_float32(wanted, c_init):
     """Gradients through all kernels at once, against plain float32 on the CPU."""
     network = UNet(3, 3, 9, width=9 * c_init)
     y, target = torch.rand(2, 3, 64, 64), torch.rand(2, 9, 3, 64, 64)
@@ -274,6 +281,7 @@ def test_a_training_step_in_bfloat16_is_near_float32(c_init):
 def test_without_capable_gpus_plain_torch_does_it(monkeypatch, gpus, expected):
     monkeypatch.setattr(norm, "_found", None)
     monkeypatch.setattr(norm, "_can_launch", lambda: True)
+    monkeypatch.setenv("PTREES_KERNELS", "1")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: len(gpus))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda gpu: gpus[gpu])
     assert norm.has_kernels() is expected
@@ -281,13 +289,17 @@ def test_without_capable_gpus_plain_torch_does_it(monkeypatch, gpus, expected):
     assert norm.has_kernels() is expected  # found out once
 
 
-def test_kernels_can_be_switched_off_and_must_prove_themselves(monkeypatch):
+def test_kernels_must_be_asked_for_and_prove_themselves(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda gpu: (9, 0))
     monkeypatch.setattr(norm, "_found", None)
-    with monkeypatch.context() as patch:
-        patch.setenv("PTREES_KERNELS", "0")
-        assert not norm.has_kernels()
+    monkeypatch.delenv("PTREES_KERNELS", raising=False)
+    monkeypatch.setattr(norm, "_can_launch", lambda: pytest.fail("was not asked for"))
+    assert not norm.has_kernels()
+    monkeypatch.undo()
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda gpu: (9, 0))
+    monkeypatch.setenv("PTREES_KERNELS", "1")
 
     def refuse(*_, **__):
         raise RuntimeError("no C compiler")
@@ -309,7 +321,7 @@ def test_what_a_computer_can_do_is_a_constant_for_the_compiler(monkeypatch, foun
 
 
 @pytest.mark.gpu
-def test_thin_leaves_stay_dense_and_wide_ones_do_not():
+def test_thin_leaves_stay_dense_and_wide_ones_do_not(wanted):
     x = torch.zeros(1, 9 * 16, 8, 8, device="cuda", dtype=torch.bfloat16)
     wide, thin = (LeafConv(9 * c, 9 * c, 3, groups=9).cuda() for c in (16, 8))
     assert leafwise.is_worth_it(x, wide.weight, 9)

@@ -1,10 +1,10 @@
 """Trees as fast as the machine can: `predictor.compile()`.
 
 On CUDA, one call takes `y` to all levels of the tree, recorded as one CUDA graph for each shape of
-`y`, in bfloat16 and channels-last. Our U-Net with disjoint decoders runs on kernels of its own
-(`networks/fused.py`); other networks, and all where there is no Triton, with their weights written
-out (`networks/fold.py`) and fused by `torch.compile`, which always fuses the projection and the
-growing of the tree. The leaves are rounded to bfloat16; what the measurement knows, the growing and
+`y`, in bfloat16 and channels-last. Networks run with their weights written out (`networks/fold.py`)
+and fused by `torch.compile`; our U-Net with disjoint decoders, where `PTREES_KERNELS=1` asks for
+it, on kernels of its own (`networks/fused.py`). The projection and the growing of the tree are
+always fused. The leaves are rounded to bfloat16; what the measurement knows, the growing and
 the probabilities stay in float32, so every node still agrees with the measurement to float
 precision.
 

@@ -1,9 +1,9 @@
 """GroupNorm followed by LeakyReLU: what stands between the convolutions of the U-Net.
 
-On CUDA in half precision both are one operation, forward (`kernels/norm.py`) and backward
+On CUDA in half precision both can be one operation, forward (`kernels/norm.py`) and backward
 (`kernels/gradients.py`): fewer passes over the map than plain torch makes, and the same to
-rounding. It needs Triton, which CUDA builds of torch bring along, and compute capability 8.0;
-without them, and everywhere else, plain torch does it.
+rounding. `PTREES_KERNELS=1` asks for it. It needs Triton, which CUDA builds of torch bring along,
+and compute capability 8.0; without them, and everywhere else, plain torch does it.
 """
 
 import functools
@@ -24,8 +24,8 @@ _found: bool | None = None
 
 
 def has_kernels() -> bool:
-    """Whether our kernels run on this computer: with Triton that works, and on NVIDIA GPUs that
-    know bfloat16. `PTREES_KERNELS=0` in the environment says no.
+    """Whether our kernels are wanted (`PTREES_KERNELS=1` in the environment) and run on this
+    computer: with Triton that works, and on NVIDIA GPUs that know bfloat16.
 
     Found out once. Ask before compiling a network, so that the compiler meets a constant.
     """
@@ -33,7 +33,7 @@ def has_kernels() -> bool:
     if _found is None:
         gpus = range(torch.cuda.device_count())
         capable = [torch.cuda.get_device_capability(gpu) >= (8, 0) for gpu in gpus]
-        is_wanted = os.environ.get("PTREES_KERNELS") != "0" and torch.version.hip is None
+        is_wanted = os.environ.get("PTREES_KERNELS") == "1" and torch.version.hip is None
         is_there = find_spec("triton") is not None and bool(capable) and all(capable)
         _found = is_wanted and is_there and _can_launch()
     return _found
