@@ -7,7 +7,7 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
-from posterior_trees.networks.kernels.norm import SLOPE, add_parts
+from posterior_trees.networks.kernels.norm import SLOPE, add_parts, own_share, store_part
 from posterior_trees.networks.kernels.plan import Pass, by_group, channels_last, deal_out, like
 
 GRAD_SUMS, GRAD_MAPS = Pass(2048, 3, 4), Pass(2048, 3, 4)
@@ -28,11 +28,7 @@ def _grad_sums(
     maps, grads, scale, shift, sums, area, per_part, channels,
     CHANNELS: tl.constexpr, ROWS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    part, image = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    channel = tl.program_id(2) * CHANNELS + tl.arange(0, CHANNELS)
-    exists = channel < channels
-    a = tl.load(scale + image * channels + channel, mask=exists, other=0.0)
-    b = tl.load(shift + image * channels + channel, mask=exists, other=0.0)
+    part, image, channel, exists, a, b = own_share(scale, shift, channels, CHANNELS)
     first = tl.zeros((ROWS, CHANNELS), dtype=tl.float32)
     second = tl.zeros((ROWS, CHANNELS), dtype=tl.float32)
     end = tl.minimum(area, (part + 1) * per_part)
@@ -42,9 +38,7 @@ def _grad_sums(
         x, grad = _sloped(maps, grads, places, (pixel < end)[:, None] & exists[None, :], a, b)
         first += grad
         second += grad * x
-    place = sums + (image * tl.num_programs(0) + part) * 2 * channels + channel
-    tl.store(place, tl.sum(first, axis=0), mask=exists)
-    tl.store(place + channels, tl.sum(second, axis=0), mask=exists)
+    store_part(sums, first, second, part, image, channel, exists, channels)
 
 
 @triton.jit
@@ -78,11 +72,7 @@ def _grad_maps(
     maps, grads, scale, shift, slope, offset, out, area, per_part, channels,
     CHANNELS: tl.constexpr, ROWS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    part, image = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    channel = tl.program_id(2) * CHANNELS + tl.arange(0, CHANNELS)
-    exists = channel < channels
-    a = tl.load(scale + image * channels + channel, mask=exists, other=0.0)
-    b = tl.load(shift + image * channels + channel, mask=exists, other=0.0)
+    part, image, channel, exists, a, b = own_share(scale, shift, channels, CHANNELS)
     steep = tl.load(slope + image * channels + channel, mask=exists, other=0.0)
     level = tl.load(offset + image * channels + channel, mask=exists, other=0.0)
     end = tl.minimum(area, (part + 1) * per_part)

@@ -36,6 +36,27 @@ SUMS, APPLY, HALVE, LEAVES = Pass(4096, 3, 4), Pass(4096, 3, 4), Pass(1024, 3, 4
 
 @triton.jit
 @no_type_check
+def own_share(scale, shift, channels, CHANNELS: tl.constexpr):
+    """A program's part of the pixels, image and channels, and the factors and offsets of these."""
+    image = tl.program_id(1).to(tl.int64)
+    channel = tl.program_id(2) * CHANNELS + tl.arange(0, CHANNELS)
+    exists = channel < channels
+    a = tl.load(scale + image * channels + channel, mask=exists, other=0.0)
+    b = tl.load(shift + image * channels + channel, mask=exists, other=0.0)
+    return tl.program_id(0), image, channel, exists, a, b
+
+
+@triton.jit
+@no_type_check
+def store_part(sums, first, second, part, image, channel, exists, channels):
+    """Both sums over the pixels that a program has seen."""
+    place = sums + (image * tl.num_programs(0) + part) * 2 * channels + channel
+    tl.store(place, tl.sum(first, axis=0), mask=exists)
+    tl.store(place + channels, tl.sum(second, axis=0), mask=exists)
+
+
+@triton.jit
+@no_type_check
 def _channel_sums(
     maps, sums, area, per_part, channels,
     CHANNELS: tl.constexpr, ROWS: tl.constexpr, STAGES: tl.constexpr,
@@ -53,9 +74,7 @@ def _channel_sums(
         x = tl.load(maps + places, mask=mask, other=0.0).to(tl.float32)
         total += x
         squares += x * x
-    place = sums + (image * tl.num_programs(0) + part) * 2 * channels + channel
-    tl.store(place, tl.sum(total, axis=0), mask=exists)
-    tl.store(place + channels, tl.sum(squares, axis=0), mask=exists)
+    store_part(sums, total, squares, part, image, channel, exists, channels)
 
 
 @triton.jit
@@ -111,11 +130,7 @@ def _normalize(
     maps, scale, shift, out, means, area, per_part, channels,
     CHANNELS: tl.constexpr, ROWS: tl.constexpr, STAGES: tl.constexpr, MEANS: tl.constexpr,
 ):  # fmt: skip
-    part, image = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    channel = tl.program_id(2) * CHANNELS + tl.arange(0, CHANNELS)
-    exists = channel < channels
-    a = tl.load(scale + image * channels + channel, mask=exists, other=0.0)
-    b = tl.load(shift + image * channels + channel, mask=exists, other=0.0)
+    part, image, channel, exists, a, b = own_share(scale, shift, channels, CHANNELS)
     total = tl.zeros((ROWS, CHANNELS), dtype=tl.float32)
     end = tl.minimum(area, (part + 1) * per_part)
     for start in tl.range(part * per_part, end, ROWS, num_stages=STAGES):
@@ -138,11 +153,7 @@ def _normalize_and_halve(
     CHANNELS: tl.constexpr, ROWS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Area and width are those of the half-sized map."""
-    part, image = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    channel = tl.program_id(2) * CHANNELS + tl.arange(0, CHANNELS)
-    exists = channel < channels
-    a = tl.load(scale + image * channels + channel, mask=exists, other=0.0)
-    b = tl.load(shift + image * channels + channel, mask=exists, other=0.0)
+    part, image, channel, exists, a, b = own_share(scale, shift, channels, CHANNELS)
     end = tl.minimum(area, (part + 1) * per_part)
     for start in tl.range(part * per_part, end, ROWS, num_stages=STAGES):
         pixel = start + tl.arange(0, ROWS)
@@ -165,11 +176,8 @@ def _to_leaves(
     maps, scale, shift, weight, bias, out, means, area, per_part, channels, pixels,
     CHANNELS: tl.constexpr, ROWS: tl.constexpr, STAGES: tl.constexpr, OUT: tl.constexpr,
 ):  # fmt: skip
-    part, image = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    channel, column = tl.arange(0, CHANNELS), tl.arange(0, OUT)
-    exists = channel < channels
-    a = tl.load(scale + image * channels + channel, mask=exists, other=0.0)
-    b = tl.load(shift + image * channels + channel, mask=exists, other=0.0)
+    part, image, channel, exists, a, b = own_share(scale, shift, channels, CHANNELS)
+    column = tl.arange(0, OUT)
     matrix = tl.load(weight + channel[:, None] * OUT + column[None, :])
     level = tl.load(bias + column)
     total = tl.zeros((ROWS, CHANNELS), dtype=tl.float32)
