@@ -30,8 +30,11 @@ cuda)
     --batch 1 256 --repeat 50 --json $here/cuda_inference_digits.json
   ptrees bench train --device cuda --recipe recipes/digits_inpaint.toml --batch 32 256 \
     --set training.epochs=70 --json $here/cuda_train_digits.json
-  ptrees bench train --device cuda --recipe recipes/faces_eyes.toml --images 24000 \
-    --set network.c_init=8 --json $here/cuda_train_faces.json
+  ptrees bench train --device cuda --recipe recipes/digits_inpaint.toml \
+    --json $here/cuda_train_recommended.json
+  ptrees bench train --device cuda --recipe recipes/faces_eyes.toml --images 4000 --batch 32 \
+    --set network.width=0 --set network.c_init=8 --set network.steps=4 \
+    --set network.decoder=disjoint --json $here/cuda_train_faces.json
   ptrees bench balancer --device cuda --samples 24000 60000 --skip-missing \
     --json $here/cuda_balancer.json
   ptrees bench kmeans --device cuda --batch 1 64 --size 64 --channels 3 --skip-missing \
