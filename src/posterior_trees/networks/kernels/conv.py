@@ -47,7 +47,8 @@ def _add_taps(
             other=0.0,
         )
         rows = (chunk * SIDE * SIDE + tap) * (STEPS * BLOCK) + k
-        acc = tl.dot(a, tl.load(weight + rows[:, None] * OUT + column[None, :]), acc)
+        b = tl.load(weight + rows[:, None] * OUT + column[None, :])
+        acc = tl.dot(a, b, acc, input_precision="ieee")  # which only float32 would round
     return acc
 
 
@@ -165,11 +166,9 @@ class UpWeight(LeafWeight):
     """
 
     def __init__(self, weight: Float[Tensor, "out in 3 3"], groups: int) -> None:
-        quarters = []
+        quarters, kernel = [], enlarging(weight).transpose(0, 1).flip(2, 3)
         for down, right in ((0, 0), (0, 1), (1, 0), (1, 1)):
-            kernel = enlarging(weight).transpose(0, 1)
-            kernel = kernel[:, :, [3 - down, 1 - down]][:, :, :, [3 - right, 1 - right]]
-            super().__init__(kernel, groups)
+            super().__init__(kernel[:, :, down::2, right::2], groups)
             quarters.append(self.tensor)
         self.tensor = torch.stack(quarters)
 

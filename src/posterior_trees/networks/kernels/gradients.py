@@ -10,7 +10,7 @@ from torch import Tensor
 from posterior_trees.networks.kernels.norm import SLOPE, add_parts, own_share, store_part
 from posterior_trees.networks.kernels.plan import Pass, by_group, channels_last, deal_out, like
 
-GRAD_SUMS, GRAD_MAPS = Pass(2048, 3, 4), Pass(2048, 3, 4)
+GRAD_SUMS, GRAD_MAPS = Pass(2048, 2, 8), Pass(2048, 2, 8)
 
 
 @triton.jit

@@ -31,7 +31,7 @@ from posterior_trees.networks.kernels.plan import (
 )
 
 SLOPE = tl.constexpr(0.2)
-SUMS, APPLY, HALVE, LEAVES = Pass(4096, 3, 4), Pass(4096, 3, 4), Pass(1024, 3, 4), Pass(4096, 3, 4)
+SUMS, APPLY, HALVE, LEAVES = Pass(2048, 2, 8), Pass(4096, 2, 8), Pass(1024, 2, 8), Pass(4096, 3, 4)
 
 
 @triton.jit
