@@ -335,6 +335,16 @@ def test_a_command_prints_a_table_and_writes_the_same_numbers(name, tmp_path, ca
     assert not any(key in shown for key in raw), raw
 
 
+def test_without_a_recipe_the_papers_network_is_measured(tmp_path, monkeypatch) -> None:
+    """Not that of recipes/faces_eyes.toml, which is there in a checkout."""
+    monkeypatch.chdir(Path(__file__).parents[1])
+    file = tmp_path / "numbers.json"
+    words = ["--size", "32", "--c-init", "1", "--batch", "1", "--repeat", "1"]
+    cli.main(["bench", "inference", "--device", "cpu", "--json", str(file), *words])
+    paper = sum(weight.numel() for weight in UNet(3, 3, 9, width=9).parameters())
+    assert json.loads(file.read_text())["settings"]["parameters"] == paper
+
+
 def test_columns_and_settings_are_printed_in_words_and_stored_by_name(capsys) -> None:
     settings = {"c_init": 4, "gflop_per_image": 0.5, "compile": True, "steps_per_time": 1}
     report = Report("train", {"cudnn": 9}, settings)

@@ -13,7 +13,7 @@ cpu)
   export OMP_NUM_THREADS=1
   ptrees bench inference --device cpu --recipe recipes/digits_inpaint.toml --onnx --batch 1 \
     --repeat 100 --json $here/cpu_inference_digit.json
-  ptrees bench inference --device cpu --recipe recipes/digits_inpaint.toml --onnx --compile \
+  ptrees bench inference --device cpu --recipe recipes/digits_inpaint.toml --onnx --compile --torch-compile \
     --batch 1 16 --repeat 40 --json $here/cpu_inference_digits.json
   ptrees bench inference --device cpu --size 256 --c-init 8 --onnx \
     --batch 1 --repeat 7 --seconds 60 --json $here/cpu_inference_256.json
@@ -24,10 +24,10 @@ cpu)
     --plot $here/cpu_growth.png
   ;;
 cuda)
-  ptrees bench inference --device cuda --size 256 --c-init 8 --compile \
-    --batch 1 8 32 128 --repeat 50 --json $here/cuda_inference_256.json
-  ptrees bench inference --device cuda --recipe recipes/digits_inpaint.toml --compile \
-    --batch 1 256 --repeat 50 --json $here/cuda_inference_digits.json
+  ptrees bench inference --device cuda --size 256 --c-init 8 --precision bfloat16 --compile \
+    --batch 1 32 128 --repeat 50 --json $here/cuda_inference_256.json
+  ptrees bench inference --device cuda --recipe recipes/digits_inpaint.toml --precision bfloat16 \
+    --compile --batch 1 1024 --repeat 50 --json $here/cuda_inference_digits.json
   ptrees bench train --device cuda --recipe recipes/digits_inpaint.toml --batch 32 256 \
     --set training.epochs=70 --json $here/cuda_train_digits.json
   ptrees bench train --device cuda --recipe recipes/digits_inpaint.toml \

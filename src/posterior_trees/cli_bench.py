@@ -27,14 +27,17 @@ def _add_networks(actions: Any) -> None:
     """What runs a network: `inference`, `train` and `growth`."""
     inference = _action(actions, "inference", run_inference, "a tree from a measurement", 20)
     inference.add_argument("--model", help="a trained model [random weights]")
-    inference.add_argument("--recipe", help="a TOML file, one of recipes/, or a task [faces_eyes]")
+    inference.add_argument("--recipe", help="a TOML file, one of recipes/, or a task "
+                           "[the paper's network]")  # fmt: skip
     _add_network(inference)
     inference.add_argument("--size", type=int, help="image side [64, or the recipe's]")
     inference.set_defaults(branching=None, depth=None, c_init=None, channels=None)
     inference.add_argument("--batch", type=int, nargs="+", default=[1, 8], metavar="B")
     inference.add_argument("--precision", choices=PRECISIONS, nargs="+",
                            default=["float32", "bfloat16"])  # fmt: skip
-    inference.add_argument("--compile", action="store_true", help="torch.compile too: minutes")
+    inference.add_argument("--compile", action="store_true", help="predictor.compile() too")
+    inference.add_argument("--torch-compile", action="store_true",
+                           help="torch.compile alone too: minutes")  # fmt: skip
     inference.add_argument("--onnx", action="store_true", help="ONNX Runtime too (on the CPU)")
 
     train = _action(actions, "train", run_train, "a training step, and its balancer", 8)
@@ -85,6 +88,7 @@ def run_inference(arguments: argparse.Namespace) -> None:
     ways = Ways(
         arguments.precision,
         is_compiled=arguments.compile,
+        is_torch_compiled=arguments.torch_compile,
         has_onnx=arguments.onnx,
         repeat=arguments.repeat,
         seconds=arguments.seconds,
@@ -96,8 +100,9 @@ def run_inference(arguments: argparse.Namespace) -> None:
 
 def _recipe(arguments: argparse.Namespace) -> Any:
     """The model's recipe, or another one with the changes of the options."""
-    from posterior_trees.bench.subject import find_recipe
+    from posterior_trees.bench.subject import PAPER, find_recipe
     from posterior_trees.checkpoint import load_recipe
+    from posterior_trees.recipe import parse_recipe
 
     given = [name for name in KEYS if getattr(arguments, name) is not None]
     if arguments.model:
@@ -106,9 +111,11 @@ def _recipe(arguments: argparse.Namespace) -> Any:
             raise ValueError(f"the model decides about {', '.join(fixed)}: leave it out")
         return load_recipe(arguments.model)
     changes = [KEYS[name].format(getattr(arguments, name)) for name in given]
-    if not arguments.recipe and arguments.size is None:
+    if arguments.recipe:
+        return find_recipe(arguments.recipe, changes)
+    if arguments.size is None:
         changes.append(KEYS["size"].format(64))
-    return find_recipe(arguments.recipe or "faces_eyes", changes)
+    return parse_recipe(PAPER, changes)
 
 
 def run_train(arguments: argparse.Namespace) -> None:

@@ -34,6 +34,7 @@ class Ways:
 
     precisions: Sequence[str] = ("float32", "bfloat16")
     is_compiled: bool = False
+    is_torch_compiled: bool = False
     has_onnx: bool = False
     repeat: int = 20
     seconds: float = 15.0
@@ -101,8 +102,9 @@ def make_runs(
     for precision in ways.precisions:
         runs[f"eager {precision}"] = _run(tree, y, precision)
         runs[f"channels-last {precision}"] = _run(last, y, precision)
+        if ways.is_torch_compiled:
+            runs[f"torch.compile {precision}"] = _run(_compiled(tree), y, precision)
         if ways.is_compiled:
-            runs[f"compiled {precision}"] = _run(_compiled(tree), y, precision)
             runs[f"predictor.compile() {precision}"] = _fast(tree, y, precision)
     if ways.has_onnx:
         session = OnnxSession(tree)
@@ -111,7 +113,7 @@ def make_runs(
         runs["one output, eager float32"] = _run(point, y, "float32")
         if ways.is_compiled:
             name = ways.precisions[-1]
-            runs[f"one output, compiled {name}"] = _run(_compiled(point), y, name)
+            runs[f"one output, predictor.compile() {name}"] = _fast(point, y, name)
     return {name: run for name, run in runs.items() if _works(name, run, notes)}
 
 

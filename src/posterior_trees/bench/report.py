@@ -22,6 +22,7 @@ WORDS = {
     "cuda": "CUDA",
     "cudnn": "cuDNN",
     "gflop_per_image": "GFLOP per image",
+    "kernels": "our kernels",
     "mb_moved_per_image": "MB moved per image",
     "parameters_m": "million parameters",
     "peak_mb": "peak MB",
@@ -86,6 +87,7 @@ class Report:
 def conditions(device: str | torch.device) -> dict[str, Any]:
     """Device, versions and commit: what a time means nothing without."""
     from posterior_trees.checkpoint import provenance
+    from posterior_trees.networks.norm import has_kernels
 
     device = torch.device(device)
     facts: dict[str, Any] = provenance()
@@ -93,6 +95,7 @@ def conditions(device: str | torch.device) -> dict[str, Any]:
     facts |= {"python": platform.python_version(), "system": platform.system()}
     if device.type == "cuda":
         facts |= {"cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version()}
+        facts["kernels"] = has_kernels()
     else:
         facts |= {"threads": torch.get_num_threads(), "cores": os.cpu_count()}
     return facts

@@ -11,6 +11,9 @@ from posterior_trees.predictor import TreePredictor
 from posterior_trees.recipe import Recipe, parse_recipe, read_recipe
 from posterior_trees.tasks import TASKS
 
+PAPER = 'task = "faces_eyes"'
+"""The paper's network, whatever our recipe for eyes has: a recipe's defaults."""
+
 
 def find_recipe(name_or_file: str, changes: list[str] | tuple[str, ...] = ()) -> Recipe:
     """A TOML file, the name of one in `recipes/`, or a task with the defaults of a recipe."""
@@ -40,7 +43,7 @@ def square_recipe(
         f"network.c_init={c_init}",
         f"network.decoder={decoder}",
     ]
-    return parse_recipe('task = "faces_eyes"', changes)
+    return parse_recipe(PAPER, changes)
 
 
 def fresh(recipe: Recipe, device: str | torch.device) -> TreePredictor:
