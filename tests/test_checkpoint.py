@@ -13,7 +13,7 @@ from posterior_trees.build import build_predictor
 from posterior_trees.checkpoint import ModelError, find_model, load_recipe, save_model
 from posterior_trees.measure import Denoise
 from posterior_trees.predictor import TreePredictor
-from posterior_trees.recipe import write_recipe
+from posterior_trees.recipe import read_recipe, write_recipe
 from posterior_trees.train import fit
 
 
@@ -92,7 +92,7 @@ def test_a_folder_without_a_model_is_named(tmp_path):
 
 
 def test_a_missing_name_lists_the_shipped_models():
-    with pytest.raises(ModelError, match=r"no model 'digit'.*shipped models \(digits\)"):
+    with pytest.raises(ModelError, match=r"no model 'digit'.*shipped models \(digits, cells\)"):
         load("digit")
 
 
@@ -166,3 +166,26 @@ def test_weights_of_a_predictor_of_ones_own_come_back(tmp_path, recipe, blobs):
     assert loaded.about["epochs"] == 1
     with pytest.raises(ModelError, match=r"predictor of your own\? Give it"):
         load(tmp_path, device="cpu")
+
+
+def test_the_shipped_cells_are_those_of_the_recipe_and_carry_their_card():
+    """Small, in bfloat16, both levels better than the one above, and one pass for a whole field."""
+    file = find_model("cells")
+    weights, _ = store.read(file)
+    assert file.stat().st_size < 14e6
+    assert {w.dtype for w in weights.values() if w.is_floating_point()} == {torch.bfloat16}
+
+    shipped = load_recipe("cells")
+    recipe = read_recipe(Path(__file__).parents[1] / "recipes" / "cells_actin_to_dna.toml")
+    for part in ("task", "data", "tree", "network", "loss", "optimizer", "balancer", "measurement"):
+        assert getattr(shipped, part) == getattr(recipe, part), part
+
+    predictor = load("cells", "cpu")
+    test = predictor.about["test"]
+    assert (test["n"], test["branching"]) == (88, [3, 3])
+    means = [level["mean"] for level in test["psnr"]]
+    assert means == sorted(means)
+    tree = predictor(torch.rand(1, 1, 52, 68))
+    assert [tuple(level.shape) for level in tree.images] == [
+        (1, nodes, 1, 52, 68) for nodes in (1, 3, 9)
+    ]

@@ -58,7 +58,12 @@ def test_the_wheel_holds_the_whole_package_and_nothing_else(wheel: Path) -> None
     }
     packed = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     assert packed == files
-    essential = ("assets/digits.safetensors", "assets/digits.png", "explore/static/page.html")
+    essential = (
+        "assets/digits.safetensors",
+        "assets/cells.safetensors",
+        "assets/digits.png",
+        "explore/static/page.html",
+    )
     assert packed > {f"posterior_trees/{name}" for name in (*essential, "py.typed")}
 
 

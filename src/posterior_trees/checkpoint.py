@@ -17,7 +17,7 @@ from posterior_trees.predictor import TreePredictor
 from posterior_trees.recipe import Recipe, parse_resolved, write_recipe
 
 SCHEMA = 1
-SHIPPED = ("digits",)
+SHIPPED = ("digits", "cells")
 """Models inside the package, for `load`."""
 
 

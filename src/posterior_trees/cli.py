@@ -286,7 +286,9 @@ def print_scores(table: dict[str, Any]) -> None:
 
 
 def _add_model(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="MODEL", help="a name (digits), a run folder or a file")
+    parser.add_argument(
+        "model", metavar="MODEL", help="a name (digits, cells), a run folder or a file"
+    )
 
 
 def _add_data(parser: argparse.ArgumentParser) -> None:

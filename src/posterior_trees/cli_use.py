@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-MODEL = "a name (digits), a run folder or a file"
+MODEL = "a name (digits, cells), a run folder or a file"
 
 
 def add_predict(commands: Any) -> None:

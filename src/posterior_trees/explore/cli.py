@@ -16,7 +16,9 @@ PORT = 8765
 def add_explore(commands: Any) -> None:
     """Register the command with the subparsers of `ptrees`."""
     parser = commands.add_parser("explore", help="walk trees of your own pictures in a browser")
-    parser.add_argument("model", metavar="MODEL", help="a name (digits), a run folder or a file")
+    parser.add_argument(
+        "model", metavar="MODEL", help="a name (digits, cells), a run folder or a file"
+    )
     parser.add_argument(
         "images", nargs="*", type=Path, metavar="IMAGE", help="pictures to begin with"
     )
