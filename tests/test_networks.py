@@ -176,11 +176,12 @@ def test_more_steps_see_more_of_an_image(is_disjoint):
         return int((y.grad.abs().sum(dim=(0, 1, 2)) > 0).sum())
 
     assert network_widths(5) == [4, 8, 16, 32, 64, 64]
+    assert network_widths(5, doublings=2) == [4, 8, 16, 16, 16, 16]
     assert reach(2) < reach(4) < reach(5)
 
 
-def network_widths(steps: int) -> list[int]:
-    network = UNet(1, 1, 2, width=4, steps=steps)
+def network_widths(steps: int, **options: int) -> list[int]:
+    network = UNet(1, 1, 2, width=4, steps=steps, **options)
     assert network.multiple == 2**steps
     return [block[0].out_channels for block in network.encoder]
 

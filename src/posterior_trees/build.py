@@ -42,6 +42,7 @@ def build_predictor(recipe: Recipe, about: dict | None = None) -> TreePredictor:
         num_leaves,
         width=spec.width or spec.c_init * num_leaves,
         steps=spec.steps,
+        doublings=spec.doublings,
         is_disjoint=spec.decoder == "disjoint",
         head_layers=spec.head_layers,
         head_norm=spec.head_norm,

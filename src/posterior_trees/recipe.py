@@ -66,6 +66,7 @@ class NetworkSpec:
     c_init: int = 4
     width: int = 0  # channels of the first level; 0 = c_init · number of leaves
     steps: int = 4  # how often the image is halved; the paper's number
+    doublings: int = 4  # … and the first so many times its channels doubled
     decoder: str = "disjoint"  # or "shared"
     padding: str = "reflect"  # or "zeros": how images are padded to a multiple of 2^steps
     head_layers: int = 3
@@ -163,6 +164,7 @@ AT_LEAST = {
     "network.c_init": 1,
     "network.width": 0,
     "network.steps": 1,
+    "network.doublings": 0,
     "optimizer.patience": 0,
     "optimizer.clip": 0.0,
     "training.ema": 0.0,

@@ -25,7 +25,8 @@ class UNet(nn.Module):
     Four steps down by average pooling and four up by nearest neighbours; at each resolution two
     (3×3 convolution, GroupNorm, LeakyReLU 0.2). The encoder has `width · (1, 2, 4, 8, 16)`
     channels, the paper's `width` being `c_init · num_leaves`. Levels below have no more: with more
-    `steps` large images are seen as a whole, at little cost.
+    `steps` large images are seen as a whole, at little cost. Fewer `doublings` make the deep levels
+    narrower: most weights are there.
 
     With disjoint decoders each leaf owns an equal share of every decoder map: convolutions are
     grouped by leaf, the encoder's skip maps are dealt out evenly among the leaves, and no
@@ -42,6 +43,7 @@ class UNet(nn.Module):
         *,
         width: int,
         steps: int = STEPS,
+        doublings: int = STEPS,
         is_disjoint: bool = True,
         head_layers: int = 3,
         head_norm: str = "layer",
@@ -59,7 +61,7 @@ class UNet(nn.Module):
         self.in_channels, self.channels, self.num_leaves = in_channels, channels, num_leaves
         self.multiple = 2**steps
         groups = norm_groups(width, self.decoders)
-        widths = [width * 2 ** min(step, STEPS) for step in range(steps + 1)]
+        widths = [width * 2 ** min(step, doublings) for step in range(steps + 1)]
         self.encoder = nn.ModuleList(
             Block(before, after, groups=groups, dropout=dropout if step >= steps - 1 else 0.0)
             for step, (before, after) in enumerate(
