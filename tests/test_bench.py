@@ -314,7 +314,7 @@ COMMANDS = {
     "inference": "--size 32 --c-init 1 --batch 1 --branching 2 --depth 1",
     "train": "--batch 4 --images 64 --set network.c_init=1",
     "balancer": "--samples 50 --leaves 3",
-    "kmeans": "--batch 2 --samples 20 --size 4",
+    "kmeans": "--batch 2 --samples 20 --size 4 5",
 }
 
 

@@ -37,7 +37,7 @@ cuda)
     --set network.decoder=disjoint --json $here/cuda_train_faces.json
   ptrees bench balancer --device cuda --samples 24000 60000 --skip-missing \
     --json $here/cuda_balancer.json
-  ptrees bench kmeans --device cuda --batch 1 64 --size 64 --channels 3 --skip-missing \
+  ptrees bench kmeans --device cuda --batch 100 --size 20 28 --skip-missing \
     --json $here/cuda_kmeans.json
   ptrees bench growth --device cuda --size 256 --c-init 8 --limit 3 \
     --json $here/cuda_growth.json --plot $here/cuda_growth.png

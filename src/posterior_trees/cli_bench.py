@@ -71,7 +71,8 @@ def _add_solvers(actions: Any) -> None:
     kmeans.add_argument("--batch", type=int, nargs="+", default=[4, 32], metavar="B",
                         help="images clustered together [4 32]")  # fmt: skip
     kmeans.add_argument("--samples", type=int, default=100, help="samples of each image [100]")
-    kmeans.add_argument("--size", type=int, default=32, help="image side [32]")
+    kmeans.add_argument("--size", type=int, nargs="+", default=[32], metavar="SIDE",
+                        help="image side, or height and width [32]")  # fmt: skip
     kmeans.add_argument("--channels", type=int, default=1)
     _add_skip(kmeans)
 
@@ -158,10 +159,13 @@ def run_balancer(arguments: argparse.Namespace) -> None:
 def run_kmeans(arguments: argparse.Namespace) -> None:
     from posterior_trees.bench.clustering import bench_clustering
 
-    names = ("samples", "size", "channels", "branching", "depth", "repeat", "seconds")
+    if len(arguments.size) > 2:
+        raise ValueError(f"--size has {len(arguments.size)} numbers; give a side, or height, width")
+    names = ("samples", "channels", "branching", "depth", "repeat", "seconds")
     report = bench_clustering(
         arguments.batch,
         _device(arguments),
+        size=(arguments.size[0], arguments.size[-1]),
         **{name: getattr(arguments, name) for name in names},
         is_skipped=arguments.skip_missing,
     )

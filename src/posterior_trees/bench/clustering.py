@@ -26,7 +26,7 @@ def bench_clustering(
     device: torch.device,
     *,
     samples: int = 100,
-    size: int = 32,
+    size: tuple[int, int] = (32, 32),
     channels: int = 1,
     branching: int = 3,
     depth: int = 2,
@@ -35,12 +35,12 @@ def bench_clustering(
     is_skipped: bool = False,
 ) -> Report:
     """Times of trees of `samples` samples for each of `images` images."""
-    settings = {"samples": samples, "size": size, "channels": channels, "branching": branching,
-                "depth": depth, "restarts": RESTARTS}  # fmt: skip
+    settings = {"samples": samples, "size": list(size), "channels": channels,
+                "branching": branching, "depth": depth, "restarts": RESTARTS}  # fmt: skip
     report = Report("kmeans", conditions(device), settings)
     found = find_rivals_or_note(("sklearn.cluster",), is_skipped=is_skipped, notes=report.notes)
     for count in images:
-        x = make_samples(count, samples, (channels, size, size)).to(device)
+        x = make_samples(count, samples, (channels, *size)).to(device)
         host = x.cpu().flatten(2).numpy()
         calls: dict[str, Callable[[], Any]] = {
             OURS: lambda x=x: (
