@@ -15,6 +15,7 @@ from torch import Tensor
 
 from posterior_trees import store
 from posterior_trees.build import build_predictor
+from posterior_trees.devices import gather_leaves
 from posterior_trees.feed import Feed
 from posterior_trees.run import Run, RunError, read_log
 from posterior_trees.train import Trainer, fit
@@ -120,6 +121,19 @@ def test_a_batch_that_cannot_be_shared_is_refused(tmp_path, recipe, blobs):
         Trainer(
             chosen, build_predictor(chosen), blobs(16), None, fabric_of(0, 2), Run(tmp_path, chosen)
         )
+
+
+@pytest.mark.parametrize("processes", [1, 2, 4])
+def test_gathered_leaves_are_in_the_order_of_the_batch(recipe, blobs, monkeypatch, processes):
+    """What processes contribute adds up to what was dealt out to them."""
+    monkeypatch.setattr(torch.distributed, "all_reduce", lambda values: None)
+    chosen, leaves = recipe(), torch.tensor([3, 1, 4, 1, 5, 2, 6, 5])
+    predictor, images = build_predictor(chosen), blobs(16)
+    whole = torch.zeros_like(leaves)
+    for rank in range(processes):
+        feed = Feed(chosen, predictor, images, rank=rank, processes=processes)
+        whole += gather_leaves(fabric_of(rank, processes), feed.share(leaves))
+    assert torch.equal(whole, leaves)
 
 
 @pytest.mark.parametrize("processes", [2, 4])

@@ -98,12 +98,18 @@ def test_nothing_but_the_command_line_comes_after_training():
         if name not in ("", "cli", "__main__"):
             assert "cli" not in reached(name), name
     for name in ("tree", *SIBLINGS, "measure", "balance", "predictor", "networks", "data", "recipe",
-                 "checkpoint", "evaluate", "health", "optimize", "run", "store"):  # fmt: skip
+                 "checkpoint", "evaluate", "health", "optimize", "run", "store", "feed", "devices",
+                 "learn"):  # fmt: skip
         assert "train" not in reached(name), name
 
 
+def test_what_a_recipe_can_say_is_declared_apart_from_how_it_is_read():
+    assert ours("recipe_sections") == set()
+    assert "recipe_sections" in ours("recipe")
+
+
 def test_data_networks_and_measurements_know_nothing_of_training():
-    later = {"train", "run", "health", "optimize", "evaluate", "checkpoint"}
+    later = {"train", "learn", "devices", "run", "health", "optimize", "evaluate", "checkpoint"}
     for name in MODULES:
         if any(part_of(name, early) for early in ("data", "networks", "measure", "balance")):
             assert not reached(name) & later, name

@@ -7,7 +7,6 @@ import pytest
 from posterior_trees.build import build_measurement, build_predictor
 from posterior_trees.measure import Colorize, Denoise, Downsample, Inpaint, Paired
 from posterior_trees.recipe import (
-    DataSpec,
     Recipe,
     RecipeError,
     parse_recipe,
@@ -15,6 +14,7 @@ from posterior_trees.recipe import (
     read_recipe,
     write_recipe,
 )
+from posterior_trees.recipe_sections import DataSpec
 
 DIGITS = 'task = "digits_inpaint"\n'
 OWN = """

@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -24,12 +25,13 @@ from posterior_trees import LeafBalancer, Tree, load, store
 from posterior_trees.build import build_predictor
 from posterior_trees.checkpoint import ModelError
 from posterior_trees.data import DataError, ImageSet
+from posterior_trees.devices import make_fabric
 from posterior_trees.health import Health, perplexity, warn_of_deafness
 from posterior_trees.loss import Objective, epsilon_at, probability_loss, tree_loss
 from posterior_trees.measure import Inpaint
 from posterior_trees.optimize import Schedule, make_optimizer
 from posterior_trees.predictor import TreePredictor
-from posterior_trees.recipe import OptimizerSpec
+from posterior_trees.recipe_sections import OptimizerSpec
 from posterior_trees.run import Run, RunError, read_log
 from posterior_trees.seeding import seed_device
 from posterior_trees.train import Trainer, fit
@@ -701,6 +703,26 @@ def test_other_memories_are_saved_too(tmp_path, recipe, images, changes):
     assert_same_run(tmp_path / "parts", tmp_path / "whole")
 
 
+@pytest.mark.parametrize(
+    ("precision", "accelerator", "has_bfloat16", "expected"),
+    [
+        ("auto", "auto", True, "bf16-mixed"),
+        ("auto", "auto", False, "32-true"),
+        ("auto", "cpu", True, "32-true"),
+        ("16-mixed", "auto", True, "16-mixed"),
+    ],
+)
+def test_precision_follows_the_device_unless_the_recipe_says_it(
+    recipe, monkeypatch, precision, accelerator, has_bfloat16, expected
+):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: has_bfloat16)
+    made = Mock(return_value=Mock(Fabric))
+    monkeypatch.setattr("posterior_trees.devices.Fabric", made)
+    make_fabric(recipe(f"training.precision={precision}"), accelerator)
+    assert made.call_args.kwargs["precision"] == expected
+
+
 def fabric_with_scaler(**options: Any) -> Fabric:
     """With the gradient scaler of 16-mixed, growing every second step. The plugin computes in
     bfloat16: on the CPU Fabric turns 16-mixed into bf16-mixed, which has no scaler."""
@@ -711,7 +733,7 @@ def fabric_with_scaler(**options: Any) -> Fabric:
 
 def test_the_gradient_scaler_goes_on_where_it_was(tmp_path, recipe, images, monkeypatch):
     """Nine steps double the scale four times, also of a run that is stopped between two growths."""
-    monkeypatch.setattr("posterior_trees.train.Fabric", fabric_with_scaler)
+    monkeypatch.setattr("posterior_trees.devices.Fabric", fabric_with_scaler)
     chosen = recipe("training.save_seconds=0", "optimizer.clip=1.0")
     train(chosen, tmp_path / "whole", images)
     for last in (0, 4):
@@ -735,7 +757,7 @@ def test_a_state_without_a_gradient_scaler_starts_a_fresh_one(
     tensors, facts = store.read(state)
     assert facts["state"].pop("precision") == {}
     store.write(state, tensors, facts)
-    monkeypatch.setattr("posterior_trees.train.Fabric", fabric_with_scaler)
+    monkeypatch.setattr("posterior_trees.devices.Fabric", fabric_with_scaler)
     train(chosen, tmp_path, images)
     assert store.read_facts(state)["state"]["precision"]["scale"] == 4.0 * 2**2
 

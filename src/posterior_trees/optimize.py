@@ -7,7 +7,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from posterior_trees.recipe import OptimizerSpec, Recipe
+from posterior_trees.recipe import Recipe
+from posterior_trees.recipe_sections import OptimizerSpec
 
 
 class Schedule:

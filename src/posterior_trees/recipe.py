@@ -1,8 +1,9 @@
 """A recipe says everything about one experiment: data, measurement, tree, network, training.
 
-Recipes are TOML files read into the frozen dataclasses below. A named `task` fills in the data and
-the measurement of one of the paper's tasks; whatever the file says itself wins. An unknown key is
-an error. The resolved recipe is saved with the run and inside the checkpoint.
+Recipes are TOML files, read here into the frozen dataclasses of `recipe_sections.py`, checked, and
+written again. A named `task` fills in the data and the measurement of one of the paper's tasks;
+whatever the file says itself wins. An unknown key is an error. The resolved recipe is saved with
+the run and inside the checkpoint.
 """
 
 import dataclasses
@@ -14,6 +15,18 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
+from posterior_trees.recipe_sections import (
+    AT_LEAST,
+    CHOICES,
+    BalancerSpec,
+    DataSpec,
+    LossSpec,
+    MeasurementSpec,
+    NetworkSpec,
+    OptimizerSpec,
+    TrainingSpec,
+    TreeSpec,
+)
 from posterior_trees.tasks import TASKS
 
 
@@ -22,113 +35,9 @@ class RecipeError(ValueError):
 
 
 @dataclass(frozen=True)
-class DataSpec:
-    """Which images, how they are split and augmented."""
-
-    name: str = ""  # the set: a folder, a tar file, or the folder of IDX files
-    kind: str = "images"  # "images", "edges", "pairs" or "idx"
-    channels: int = 3  # of x
-    size: tuple[int, ...] = ()  # height and width to crop and resize to; () = as stored
-    inputs: str = ""  # pairs: folder of the measurements
-    targets: str = ""  # pairs: folder of the clean images
-    input_channels: int = 1  # pairs: channels of y
-    shift: tuple[float, ...] = ()  # pairs: rows and columns that move y onto x; () = none
-    split: str = "name"  # "name", "well" (name up to the first _) or "files" (IDX)
-    validation: float = 0.05
-    test: float = 0.1
-    patch: int = 0  # train on random crops of this size
-    repeat: int = 1  # how often an epoch takes each image; crops of large ones differ
-    augment: tuple[str, ...] = ()  # "flip", "symmetries", "affine"
-
-
-@dataclass(frozen=True)
-class MeasurementSpec:
-    """How x becomes y; see `posterior_trees.measure`."""
-
-    kind: str = ""  # "inpaint", "colorize", "denoise", "downsample" or "paired"
-    rows: tuple[int, ...] = ()  # inpaint: first and last hidden row, inclusive
-    columns: tuple[int, ...] = ()
-    of: tuple[int, ...] = ()  # inpaint: size of the images the rows and columns are given for
-    fill: float = 0.5
-    sigma: float = 0.1  # denoise
-    factor: int = 4  # downsample
-    is_residual: bool = True  # paired
-
-
-@dataclass(frozen=True)
-class TreeSpec:
-    branching: int = 3
-    depth: int = 2
-
-
-@dataclass(frozen=True)
-class NetworkSpec:
-    c_init: int = 4
-    width: int = 0  # channels of the first level; 0 = c_init · number of leaves
-    steps: int = 4  # how often the image is halved; the paper's number
-    doublings: int = 4  # … and the first so many times its channels doubled
-    decoder: str = "disjoint"  # or "shared"
-    padding: str = "reflect"  # or "zeros": how images are padded to a multiple of 2^steps
-    head_layers: int = 3
-    head_norm: str = "layer"  # or "batch", the paper's
-    is_head_detached: bool = False  # True: the head's gradient does not enter the decoder
-    dropout: float = 0.0
-    head_dropout: float = 0.0
-
-
-@dataclass(frozen=True)
-class LossSpec:
-    probability: str = "cross_entropy"  # or "paper"
-    beta: float = 0.4  # weight of the cross-entropy, in units of the root's squared error
-    epsilon_start: float = 5.0  # epochs of plain MSE
-    epsilon_scale: float = 2.0
-    epsilon_floor: float = 0.0  # below this the losers' weight does not fall
-    rate: float = 0.0  # what the surprise of a child costs it, in units of the root's error
-    conscience: float = 0.0  # 1: siblings share images equally for the first half; 0 = off
-
-
-@dataclass(frozen=True)
-class OptimizerSpec:
-    name: str = "adam"  # or "sgd"
-    lr: float = 1e-3
-    head_lr: float = 1e-3  # the paper's is 2e-4; see results/digits/options
-    weight_decay: float = 0.0  # decoupled, on convolution and linear weights
-    momentum: float = 0.9  # sgd
-    schedule: str = "plateau"  # or "cosine"
-    patience: int = 10  # plateau: epochs without progress before lr · 0.1
-    min_lr: float = 5e-6
-    warmup_steps: int = 0
-    clip: float = 0.0  # largest norm of the gradient; 0 = no limit
-
-
-@dataclass(frozen=True)
-class BalancerSpec:
-    is_on: bool = False
-    start: float = 6.0  # epoch; one after epsilon starts to fall
-    ridge: float = 1e-3
-    floor: float = 0.1
-    is_exact: bool = False
-    is_greedy: bool = True  # False: draw from q
-    is_windowed: bool = False  # True: greedy as in the paper, which forgets within an epoch
-    refresh_every: int = 1
-
-
-@dataclass(frozen=True)
-class TrainingSpec:
-    epochs: int = 70
-    batch_size: int = 32
-    precision: str = "auto"  # "32-true", "bf16-mixed", …: as Lightning Fabric names them
-    ema: float = 0.0  # half-life of the weight average in epochs; 0 = off
-    calibrate: bool = False  # fit the probabilities to the validation images at the end
-    compile: bool = False  # fuse the network's operations; pays on CUDA after half a minute
-    capture: bool = True  # replay the whole step as one CUDA graph, where there is CUDA
-    save_seconds: float = 60.0  # how often the state is saved
-    picture_every: int = 10  # epochs between pictures of trees; 0 = none
-    evaluation_batch: int = 256
-
-
-@dataclass(frozen=True)
 class Recipe:
+    """One experiment; made in any way, it is checked."""
+
     task: str = ""
     seed: int = 0
     data: DataSpec = field(default_factory=DataSpec)
@@ -142,45 +51,6 @@ class Recipe:
 
     def __post_init__(self) -> None:
         check(self)
-
-
-CHOICES = {
-    "data.kind": ("images", "edges", "pairs", "idx"),
-    "data.split": ("name", "well", "files"),
-    "data.channels": (1, 3),
-    "measurement.kind": ("inpaint", "colorize", "denoise", "downsample", "paired"),
-    "network.decoder": ("disjoint", "shared"),
-    "network.padding": ("reflect", "zeros"),
-    "network.head_layers": (3, 4),
-    "network.head_norm": ("layer", "batch"),
-    "loss.probability": ("cross_entropy", "paper"),
-    "optimizer.name": ("adam", "sgd"),
-    "optimizer.schedule": ("plateau", "cosine"),
-}
-
-AT_LEAST = {
-    "tree.branching": 2,
-    "tree.depth": 0,
-    "network.c_init": 1,
-    "network.width": 0,
-    "network.steps": 1,
-    "network.doublings": 0,
-    "optimizer.patience": 0,
-    "optimizer.clip": 0.0,
-    "training.ema": 0.0,
-    "training.save_seconds": 0.0,
-    "training.picture_every": 0,
-    "training.epochs": 1,
-    "training.batch_size": 1,
-    "training.evaluation_batch": 1,
-    "loss.beta": 0.0,
-    "loss.epsilon_start": 0.0,
-    "loss.epsilon_floor": 0.0,
-    "loss.conscience": 0.0,
-    "loss.rate": 0.0,
-    "data.patch": 0,
-    "data.repeat": 1,
-}
 
 
 def read_recipe(file: str | PathLike[str], changes: tuple[str, ...] | list[str] = ()) -> Recipe:
@@ -267,6 +137,11 @@ def check(recipe: Recipe) -> None:
         raise RecipeError(f"balancer.floor is {recipe.balancer.floor}; it must be in [0, 1)")
     if recipe.loss.epsilon_floor > 1:
         raise RecipeError(f"loss.epsilon_floor is {recipe.loss.epsilon_floor}; it is at most 1")
+    _check_together(recipe)
+
+
+def _check_together(recipe: Recipe) -> None:
+    """Refuse values that are fine by themselves and exclude each other."""
     if recipe.balancer.is_on and recipe.data.repeat > 1:
         raise RecipeError(
             f"data.repeat is {recipe.data.repeat} and the balancer is on: it counts which leaf "

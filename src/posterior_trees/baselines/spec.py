@@ -7,14 +7,8 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from posterior_trees.recipe import (
-    MeasurementSpec,
-    Recipe,
-    RecipeError,
-    build_recipe,
-    build_section,
-    parse_table,
-)
+from posterior_trees.recipe import Recipe, RecipeError, build_recipe, build_section, parse_table
+from posterior_trees.recipe_sections import MeasurementSpec
 
 KINDS = ("prior", "conditional", "cgan", "rcgan")
 

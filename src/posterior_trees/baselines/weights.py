@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from posterior_trees.optimize import Schedule
-from posterior_trees.recipe import OptimizerSpec
+from posterior_trees.recipe_sections import OptimizerSpec
 
 HALF_LIFE_IMAGES, HALF_LIFE_SHARE = 500_000, 0.05
 

@@ -12,13 +12,13 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from lightning_fabric import Fabric
 
 from posterior_trees.bench.clock import Timing, peak_bytes, time_together
 from posterior_trees.bench.report import Report, conditions, megabytes
 from posterior_trees.bench.subject import size_of
 from posterior_trees.build import build_predictor
 from posterior_trees.data import ImageSet
+from posterior_trees.devices import make_fabric
 from posterior_trees.measure import Paired
 from posterior_trees.recipe import Recipe
 from posterior_trees.run import Run
@@ -87,16 +87,13 @@ def _steppers(
     recipe: Recipe, noise: ImageSet, device: torch.device
 ) -> Generator[tuple[dict[str, Callable[[], None]], str], None, None]:
     """A call that makes the next step, for either state of the balancer."""
-    precision: Any = recipe.training.precision
-    if precision == "auto":
-        is_mixed = device.type == "cuda" and torch.cuda.is_bf16_supported()
-        precision = "bf16-mixed" if is_mixed else "32-true"
     torch.compiler.reset()
     with tempfile.TemporaryDirectory() as folder:
-        steppers = {}
+        steppers, precision = {}, ""
         for name, is_on in (("balancer off", False), ("balancer on", True)):
             quiet = _quiet(recipe, is_on)
-            fabric = Fabric(accelerator=device.type, devices=1, precision=precision)
+            fabric = make_fabric(quiet, device.type)
+            precision = fabric.strategy.precision.precision
             run = Run(f"{folder}/{name}", quiet)
             torch.manual_seed(recipe.seed)
             trainer = Trainer(quiet, build_predictor(quiet), noise, None, fabric, run)

@@ -33,7 +33,7 @@ from posterior_trees.data.stream import StreamedImageSet
 
 @runtime_checkable
 class DataSpec(Protocol):
-    """The data section of a recipe (`posterior_trees.recipe.DataSpec` is one)."""
+    """The data section of a recipe (`recipe_sections.DataSpec` is one)."""
 
     @property
     def name(self) -> str: ...

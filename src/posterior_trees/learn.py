@@ -1,0 +1,147 @@
+r"""What a tree learns from one batch: losses, gradients, the optimiser's step, the running average.
+
+A step is a function of tensors only. What changes from step to step (learning rates, $\varepsilon$,
+the average's share, handicaps) is put into tensors first, so that on CUDA the step can be recorded
+once and replayed (`capture.py`); it can also be compiled, and shared by processes (`devices.py`).
+"""
+
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from lightning_fabric import Fabric
+from torch import Tensor, nn
+
+from posterior_trees.capture import Capture
+from posterior_trees.conscience import handicaps, note_taught, start_bias, strength_at
+from posterior_trees.devices import gather_leaves, sum_over_processes
+from posterior_trees.loss import Objective, epsilon_at, objective
+from posterior_trees.networks.head import Leaves
+from posterior_trees.networks.norm import has_kernels
+from posterior_trees.optimize import Average, Schedule, make_optimizer
+from posterior_trees.predictor import TreePredictor
+from posterior_trees.recipe import Recipe
+
+
+class Learner:
+    """A predictor on its device, and all that learning changes: weights and their average,
+    optimiser, schedule, handicaps."""
+
+    def __init__(
+        self, recipe: Recipe, predictor: TreePredictor, fabric: Fabric, steps_per_epoch: int
+    ) -> None:
+        self.recipe, self.predictor, self.fabric = recipe, predictor, fabric
+        self.steps_per_epoch = steps_per_epoch
+        self.total_steps = recipe.training.epochs * steps_per_epoch
+        self.schedule = Schedule(recipe.optimizer, self.total_steps)
+        self.optimizer = make_optimizer(recipe, predictor.network, fabric.device)
+        self.network, self.wrapped = self._set_up(predictor.network)
+        self.average = Average(self.network, recipe.training.ema * steps_per_epoch)
+        self.bias = start_bias(predictor.branching, fabric.device)
+        self.beta = 0.0 if recipe.loss.probability == "paper" else recipe.loss.beta
+
+    def learn(
+        self,
+        step: int,
+        x: Float[Tensor, "b *shape"],
+        y: Float[Tensor, "b *measured"],
+        weights: Float[Tensor, "b"],
+    ) -> Objective:
+        """One optimiser step on this process's part of a batch, whose losses count by `weights`."""
+        loss = self._learn(x, y, weights, *self._set_rates(step), *self._conscience(step))
+        if self.recipe.loss.conscience:
+            taught = gather_leaves(self.fabric, loss.taught)
+            note_taught(self.bias, taught, self.predictor.branching)
+        return loss
+
+    def epsilon(self, epoch: float | int) -> float:
+        """The losers' weight after so many epochs."""
+        spec = self.recipe.loss
+        return max(epsilon_at(epoch, spec.epsilon_start, spec.epsilon_scale), spec.epsilon_floor)
+
+    def _set_rates(self, step: int) -> tuple[Tensor, Tensor]:
+        """Set the learning rates of a step; returns ε and the share of the new weights in the
+        running average, as tensors so that a recorded step sees them change."""
+        for group in self.optimizer.param_groups:
+            rate = self.schedule.lr(group["base_lr"], step)
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(rate)
+            else:
+                group["lr"] = rate
+        numbers = self.epsilon(step / self.steps_per_epoch), self.average.share(step)
+        epsilon, share = (torch.full((), n, device=self.fabric.device) for n in numbers)
+        return epsilon, share
+
+    def _conscience(self, step: int) -> tuple[Tensor, ...]:
+        """What winning costs each node now; nothing if the recipe has no conscience."""
+        if not self.recipe.loss.conscience:
+            return ()
+        strength = strength_at(step / self.total_steps, self.recipe.loss.conscience)
+        return self.bias, torch.full((), strength, device=self.fabric.device)
+
+    def _learn(self, x: Tensor, y: Tensor, weights: Tensor, epsilon: Tensor, share: Tensor, *wins):
+        """Forward, backward, optimiser and running average."""
+        self.wrapped.train()
+        leaves = self.wrapped(self.predictor.view(y))
+        loss = self._judge(leaves, x, y, epsilon, *wins)
+        scale = sum_over_processes(self.fabric, loss.root.mean()) / self.fabric.world_size
+        self.fabric.backward((weights * loss.total(self.beta, scale)).mean())
+        if self.recipe.optimizer.clip:
+            self.fabric.clip_gradients(
+                self.wrapped, self.optimizer, max_norm=self.recipe.optimizer.clip
+            )
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.average.update(share)
+        return loss._replace(squared=loss.squared.detach(), nll=loss.nll.detach())
+
+    def _judge(self, leaves: Leaves, x: Tensor, y: Tensor, epsilon: Tensor, *wins) -> Objective:
+        factors = handicaps(wins[0], self.predictor.branching, wins[1]) if wins else None
+        tree = self.predictor.assemble(leaves, y)
+        return objective(tree, x, epsilon, factors, self.recipe.loss.rate)
+
+    def _set_up(self, network: nn.Module) -> tuple[nn.Module, Any]:
+        """The bare network, and the one to train with: compiled, distributed, mixed precision."""
+        spec, uses_cuda = self.recipe.training, self.fabric.device.type == "cuda"
+        if uses_cuda:
+            network.to(memory_format=torch.channels_last)  # ty: ignore[no-matching-overload]
+            torch.backends.cudnn.benchmark = True
+            has_kernels()  # asked before the compiler, for which it is a constant
+        if spec.compile:
+            self._judge = torch.compile(self._judge)
+        trained: Any = torch.compile(network) if spec.compile else network
+        wrapped, self.optimizer = self.fabric.setup(trained, self.optimizer)
+        if uses_cuda and spec.capture and self.fabric.world_size == 1:
+            self._learn = Capture(self._learn)  # ty: ignore[invalid-assignment]
+        return network, wrapped
+
+    def swap_in_average(self) -> dict[str, Tensor]:
+        """Put the averaged weights into the network; returns those that were there."""
+        before = {k: v.clone() for k, v in self.network.state_dict().items()}
+        self.network.load_state_dict({**before, **self.average.values})
+        return before
+
+    def is_finite(self) -> bool:
+        return bool(torch.stack([w.isfinite().all() for w in self.average.weights]).all())
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "network": dict(self.network.state_dict()),
+            "average": self.average.values,
+            "optimizer": self.optimizer.state_dict()["state"],
+            "schedule": self.schedule.state_dict(),
+            "bias": self.bias,
+            "precision": self.fabric.strategy.precision.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over the learner's part of a run's state."""
+        self.network.load_state_dict(state["network"])
+        self.average.load(state["average"])
+        slots = {int(k): v for k, v in state.get("optimizer", {}).items()}
+        groups = self.optimizer.state_dict()["param_groups"]
+        self.optimizer.load_state_dict({"state": slots, "param_groups": groups})
+        self.schedule.load_state_dict(state["schedule"])
+        self.bias.copy_(state.get("bias", self.bias))
+        if state.get("precision"):  # the gradient scaler of 16-mixed; other precisions have none
+            self.fabric.strategy.precision.load_state_dict(state["precision"])

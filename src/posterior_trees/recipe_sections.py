@@ -1,0 +1,154 @@
+"""What a recipe can say: its sections, and every key with its default, its choices or its limit.
+
+`recipe.py` reads, checks and writes whatever is declared here. docs/recipes.md explains the keys at
+length.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class DataSpec:
+    """Which images, how they are split and augmented."""
+
+    name: str = ""  # the set: a folder, a tar file, or the folder of IDX files
+    kind: str = "images"  # "images", "edges", "pairs" or "idx"
+    channels: int = 3  # of x
+    size: tuple[int, ...] = ()  # height and width to crop and resize to; () = as stored
+    inputs: str = ""  # pairs: folder of the measurements
+    targets: str = ""  # pairs: folder of the clean images
+    input_channels: int = 1  # pairs: channels of y
+    shift: tuple[float, ...] = ()  # pairs: rows and columns that move y onto x; () = none
+    split: str = "name"  # "name", "well" (name up to the first _) or "files" (IDX)
+    validation: float = 0.05
+    test: float = 0.1
+    patch: int = 0  # train on random crops of this size
+    repeat: int = 1  # how often an epoch takes each image; crops of large ones differ
+    augment: tuple[str, ...] = ()  # "flip", "symmetries", "affine"
+
+
+@dataclass(frozen=True)
+class MeasurementSpec:
+    """How x becomes y; see `posterior_trees.measure`."""
+
+    kind: str = ""  # "inpaint", "colorize", "denoise", "downsample" or "paired"
+    rows: tuple[int, ...] = ()  # inpaint: first and last hidden row, inclusive
+    columns: tuple[int, ...] = ()
+    of: tuple[int, ...] = ()  # inpaint: size of the images the rows and columns are given for
+    fill: float = 0.5
+    sigma: float = 0.1  # denoise
+    factor: int = 4  # downsample
+    is_residual: bool = True  # paired
+
+
+@dataclass(frozen=True)
+class TreeSpec:
+    branching: int = 3
+    depth: int = 2
+
+
+@dataclass(frozen=True)
+class NetworkSpec:
+    c_init: int = 4
+    width: int = 0  # channels of the first level; 0 = c_init · number of leaves
+    steps: int = 4  # how often the image is halved; the paper's number
+    doublings: int = 4  # … and the first so many times its channels doubled
+    decoder: str = "disjoint"  # or "shared"
+    padding: str = "reflect"  # or "zeros": how images are padded to a multiple of 2^steps
+    head_layers: int = 3
+    head_norm: str = "layer"  # or "batch", the paper's
+    is_head_detached: bool = False  # True: the head's gradient does not enter the decoder
+    dropout: float = 0.0
+    head_dropout: float = 0.0
+
+
+@dataclass(frozen=True)
+class LossSpec:
+    probability: str = "cross_entropy"  # or "paper"
+    beta: float = 0.4  # weight of the cross-entropy, in units of the root's squared error
+    epsilon_start: float = 5.0  # epochs of plain MSE
+    epsilon_scale: float = 2.0
+    epsilon_floor: float = 0.0  # below this the losers' weight does not fall
+    rate: float = 0.0  # what the surprise of a child costs it, in units of the root's error
+    conscience: float = 0.0  # 1: siblings share images equally for the first half; 0 = off
+
+
+@dataclass(frozen=True)
+class OptimizerSpec:
+    name: str = "adam"  # or "sgd"
+    lr: float = 1e-3
+    head_lr: float = 1e-3  # the paper's is 2e-4; see results/digits/options
+    weight_decay: float = 0.0  # decoupled, on convolution and linear weights
+    momentum: float = 0.9  # sgd
+    schedule: str = "plateau"  # or "cosine"
+    patience: int = 10  # plateau: epochs without progress before lr · 0.1
+    min_lr: float = 5e-6
+    warmup_steps: int = 0
+    clip: float = 0.0  # largest norm of the gradient; 0 = no limit
+
+
+@dataclass(frozen=True)
+class BalancerSpec:
+    is_on: bool = False
+    start: float = 6.0  # epoch; one after epsilon starts to fall
+    ridge: float = 1e-3
+    floor: float = 0.1
+    is_exact: bool = False
+    is_greedy: bool = True  # False: draw from q
+    is_windowed: bool = False  # True: greedy as in the paper, which forgets within an epoch
+    refresh_every: int = 1
+
+
+@dataclass(frozen=True)
+class TrainingSpec:
+    epochs: int = 70
+    batch_size: int = 32
+    precision: str = "auto"  # "32-true", "bf16-mixed", …: as Lightning Fabric names them
+    ema: float = 0.0  # half-life of the weight average in epochs; 0 = off
+    calibrate: bool = False  # fit the probabilities to the validation images at the end
+    compile: bool = False  # fuse the network's operations; pays on CUDA after half a minute
+    capture: bool = True  # replay the whole step as one CUDA graph, where there is CUDA
+    save_seconds: float = 60.0  # how often the state is saved
+    picture_every: int = 10  # epochs between pictures of trees; 0 = none
+    evaluation_batch: int = 256
+
+
+CHOICES = {
+    "data.kind": ("images", "edges", "pairs", "idx"),
+    "data.split": ("name", "well", "files"),
+    "data.channels": (1, 3),
+    "measurement.kind": ("inpaint", "colorize", "denoise", "downsample", "paired"),
+    "network.decoder": ("disjoint", "shared"),
+    "network.padding": ("reflect", "zeros"),
+    "network.head_layers": (3, 4),
+    "network.head_norm": ("layer", "batch"),
+    "loss.probability": ("cross_entropy", "paper"),
+    "optimizer.name": ("adam", "sgd"),
+    "optimizer.schedule": ("plateau", "cosine"),
+}
+"""Keys that are one of a few values."""
+
+AT_LEAST = {
+    "tree.branching": 2,
+    "tree.depth": 0,
+    "network.c_init": 1,
+    "network.width": 0,
+    "network.steps": 1,
+    "network.doublings": 0,
+    "optimizer.patience": 0,
+    "optimizer.clip": 0.0,
+    "training.ema": 0.0,
+    "training.save_seconds": 0.0,
+    "training.picture_every": 0,
+    "training.epochs": 1,
+    "training.batch_size": 1,
+    "training.evaluation_batch": 1,
+    "loss.beta": 0.0,
+    "loss.epsilon_start": 0.0,
+    "loss.epsilon_floor": 0.0,
+    "loss.conscience": 0.0,
+    "loss.rate": 0.0,
+    "data.patch": 0,
+    "data.repeat": 1,
+}
+"""Keys that have a least value."""
