@@ -1,5 +1,5 @@
 #!/bin/sh
-# All numbers of this folder: sh results/speed/reproduce.sh cpu [OUT]   (one core, about 7 minutes)
+# The numbers of this folder: sh results/speed/reproduce.sh cpu [OUT]   (one core, about 7 minutes)
 #                             sh results/speed/reproduce.sh cuda [OUT]  (one GPU)
 # Each command prints its table and writes it, with the conditions it was measured under, into OUT
 # (results/speed; written there, files of the repository change and the next one's commit is "dirty").
