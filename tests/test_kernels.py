@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from posterior_trees import UNet
+from posterior_trees.capture import Capture
 from posterior_trees.networks.grouped import aligned_conv, deal, parted
 from posterior_trees.networks.unet import LeafConv, UpConv
 
@@ -327,6 +328,24 @@ def test_thin_leaves_stay_dense_and_wide_ones_do_not(wanted):
     assert leafwise.is_worth_it(x, wide.weight, 9)
     assert not leafwise.is_worth_it(x, thin.weight, 9)
     assert not leafwise.is_worth_it(x.float(), wide.weight, 9)
+
+
+@pytest.mark.gpu
+def test_a_step_on_the_kernels_can_be_recorded(wanted):
+    """Nothing on its way is copied from the CPU or waits for the GPU: CUDA would not record it."""
+    network = UNet(3, 3, 9, width=9 * 16).cuda().to(memory_format=torch.channels_last)
+
+    def step(y: Tensor) -> Tensor:
+        with torch.autocast("cuda", torch.bfloat16):
+            loss = network(y).images.float().square().mean()
+        loss.backward()
+        network.zero_grad(set_to_none=True)
+        return loss.detach()
+
+    recorded, y = Capture(step), torch.rand(2, 3, 64, 64, device="cuda")
+    losses = [recorded(y).item() for _ in range(7)]
+    assert recorded.graph is not None
+    assert losses == pytest.approx([losses[0]] * 7, rel=1e-3)
 
 
 def test_kernels_are_launched_on_the_device_of_the_maps(monkeypatch):
