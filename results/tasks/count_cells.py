@@ -56,6 +56,7 @@ def main(folder: str) -> None:
         "mean_error": errors.mean().item(),
         "mean_absolute_error": errors.abs().mean().item(),
         "mean_spread": total["spread"] / len(rows),
+        "within_spread": sum(abs(row["mean"] - row["truth"]) <= row["spread"] for row in rows),
         **{name: total[name] for name in total if name not in ("mean", "spread")},
     }
     facts = {**provenance(), "summary": summary, "fields": rows}

@@ -5,6 +5,7 @@ One row per task, then one per leaf. Intervals are 95 % bootstrap intervals over
 """
 
 import json
+import math
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -30,6 +31,12 @@ def interval(row: dict | None) -> str:
     return f"{row['mean']:+.2f} [{row['low']:+.2f}, {row['high']:+.2f}]" if row else "–"
 
 
+def best_fixed(leaves: list[dict]) -> float:
+    """NLL of the best probabilities that are the same for all images: the leaves' frequencies."""
+    shares = [leaf["frequency"] for leaf in leaves if leaf["frequency"]]
+    return -sum(share * math.log(share) for share in shares)
+
+
 def row(name: str, studied: dict[str, dict]) -> str:
     table, study = read(name), studied[name]
     quality = table["psnr_hole"] or table["psnr"]
@@ -40,6 +47,7 @@ def row(name: str, studied: dict[str, dict]) -> str:
         means(quality, 2),
         ", ".join(interval(step) for step in study["psnr_gain_per_level"]),
         means(table["nll"][1:], 3),
+        f"{best_fixed(table['leaves']):.3f}",
         " / ".join(f"{gap:+.3f}" for gap in gaps),
         f"{min(leaf['frequency'] for leaf in table['leaves']):.1%}",
         interval(plain or study.get("tree_root_over_plain")),
@@ -63,8 +71,8 @@ def leaf_row(name: str) -> str:
 studies = {r["name"]: r for r in json.loads((HERE / "study.json").read_text())}
 done = [name for name in TASKS if name in studies and "epochs" in studies[name]]
 print("| task | PSNR d = 0 / 1 / 2, dB | gain per level, dB | NLL d = 1 / 2 |", end=" ")
-print("NLL − entropy | rarest leaf | root over plain, dB | training | commit |")
-print("|---" * 9 + "|")
+print("fixed, d = 2 | NLL − entropy | rarest leaf | root over plain, dB | training | commit |")
+print("|---" * 10 + "|")
 print("\n".join(row(name, studies) for name in done))
 print("\nHow often the truth reaches a leaf, and how many dB the leaf is above the root there:\n")
 print("| task | " + " | ".join(f"leaf {i}" for i in range(9)) + " |")
