@@ -13,7 +13,7 @@ from PIL import Image
 from posterior_trees import Tree, cli, grow
 from posterior_trees.build import build_predictor
 from posterior_trees.checkpoint import save_model
-from posterior_trees.count import count_nuclei, find_regions, otsu, write_count
+from posterior_trees.count import count_nuclei, count_table, find_regions, otsu, write_count
 from posterior_trees.recipe import parse_recipe
 
 A, B, C = (12, 10), (12, 40), (30, 25)
@@ -223,3 +223,16 @@ def test_wrong_options_are_explained(
         )
     assert stop.value.code == 1
     assert message in capsys.readouterr().err
+
+
+def test_the_table_says_when_touching_nuclei_make_leaves_differ(doubtful: Tree, tmp_path) -> None:
+    """Two nuclei with a wide bridge between them are one region, and none of them is in doubt."""
+
+    def caption(tree: Tree) -> str:
+        write_count(count_nuclei(tree), tree, tmp_path)
+        return str(count_table(json.loads((tmp_path / "count.json").read_text()), "").caption)
+
+    apart, joined = field((20, 15), (20, 27)), field((20, 15), (20, 27))
+    joined[0, 16:25, 15:27] = 0.7
+    assert "touch" not in caption(doubtful)
+    assert "nuclei that touch are one in some leaves" in caption(tree_of(*[apart] * 3, joined))

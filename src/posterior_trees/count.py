@@ -227,10 +227,14 @@ def count_table(facts: dict[str, Any], title: str) -> "Table":
 
     leaves, nuclei = facts["leaves"], facts["nuclei"]
     doubtful = [n for n in nuclei if len(n["leaves"]) < len(leaves)]
+    caption = f"brighter than {facts['threshold']:.3f}, at least {facts['smallest']} pixels"
+    listed = [sum(leaf["path"] in n["leaves"] for n in nuclei) for leaf in leaves]
+    if listed != [leaf["nuclei"] for leaf in leaves]:
+        caption += "; nuclei that touch are one in some leaves and two in others"
     table = Table(
         title=f"{title}: {facts['mean']:.1f} ± {facts['spread']:.1f} nuclei; {len(doubtful)} of "
         f"{len(nuclei)} are not in all leaves",
-        caption=f"brighter than {facts['threshold']:.3f}, at least {facts['smallest']} pixels",
+        caption=caption,
     )
     for name in ("leaf", "probability", "nuclei", "bright pixels"):
         table.add_column(name, justify="right")

@@ -118,10 +118,14 @@ def describe_misfit(
     if low - SLACK <= mean <= high + SLACK:
         return ""
     hint = " leave out --invert" if is_inverted else " try --invert"
+    other = (
+        " its tree may mean nothing. If its values are a camera's, --levels LO HI says which of "
+    )
+    other += "them are black and white"
     return (
         f"the picture may not fit the task {predictor.name!r}: as the model sees it, its mean "
         f"brightness is {mean:.3f}, in training it was {low:.3f} to {high:.3f};"
-        + (hint if low - SLACK <= opposite <= high + SLACK else " its tree may mean nothing")
+        + (hint if low - SLACK <= opposite <= high + SLACK else other)
     )
 
 
