@@ -120,8 +120,8 @@ def describe_misfit(
     hint = " leave out --invert" if is_inverted else " try --invert"
     other = (
         " its tree may mean nothing. If its values are a camera's, --levels LO HI says which of "
+        "them are black and white"
     )
-    other += "them are black and white"
     return (
         f"the picture may not fit the task {predictor.name!r}: as the model sees it, its mean "
         f"brightness is {mean:.3f}, in training it was {low:.3f} to {high:.3f};"
