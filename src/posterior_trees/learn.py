@@ -84,7 +84,7 @@ class Learner:
         self.wrapped.train()
         leaves = self.wrapped(self.predictor.view(y))
         loss = self._judge(leaves, x, y, epsilon, *wins)
-        scale = sum_over_processes(self.fabric, loss.root.mean()) / self.fabric.world_size
+        scale = self._mean(loss.root.mean())
         self.fabric.backward((weights * loss.total(self.beta, scale)).mean())
         if self.recipe.optimizer.clip:
             self.fabric.clip_gradients(
@@ -98,7 +98,13 @@ class Learner:
     def _judge(self, leaves: Leaves, x: Tensor, y: Tensor, epsilon: Tensor, *wins) -> Objective:
         factors = handicaps(wins[0], self.predictor.branching, wins[1]) if wins else None
         tree = self.predictor.assemble(leaves, y)
-        return objective(tree, x, epsilon, factors, self.recipe.loss.rate)
+        spec, usual = self.recipe.loss, None
+        if spec.rate and spec.is_rate_relative:
+            usual = [self._mean(level.detach().exp().mean(dim=0)) for level in tree.log_probs]
+        return objective(tree, x, epsilon, factors, spec.rate, usual)
+
+    def _mean(self, values: Tensor) -> Tensor:
+        return sum_over_processes(self.fabric, values) / self.fabric.world_size
 
     def _set_up(self, network: nn.Module) -> tuple[nn.Module, Any]:
         """The bare network, and the one to train with: compiled, distributed, mixed precision."""

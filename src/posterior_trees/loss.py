@@ -68,12 +68,13 @@ def objective(
     epsilon: float | int | Tensor = 0.0,
     handicaps: Sequence[Float[Tensor, "_"]] | None = None,
     rate: float | int = 0.0,
+    usual: Sequence[Float[Tensor, "_"]] | None = None,
 ) -> Objective:
     """Both losses in one pass over the nodes.
 
     With `handicaps` (a factor for the nodes of each level) the squared errors follow the path of
     the smallest error times handicap; see `conscience.py`. With a `rate` they follow the path of
-    the smallest `costs`. All else follows the path as it is.
+    the smallest `costs`, `usual` being theirs. All else follows the path as it is.
     """
     errors = tree.errors(x)
     winners = taught = tree.winners(errors)
@@ -82,7 +83,7 @@ def objective(
     if handicaps is not None:
         weighed = [e * h for e, h in zip(weighed, handicaps, strict=True)]
     if rate:
-        weighed = costs(tree, weighed, rate)
+        weighed = costs(tree, weighed, rate, usual)
     if weighed is not errors:
         taught = tree.winners(weighed)
     log_probs = tree.log_probs[-1]
@@ -97,7 +98,10 @@ def objective(
 
 
 def costs(
-    tree: Tree, errors: Sequence[Float[Tensor, "b _"]], rate: float | int
+    tree: Tree,
+    errors: Sequence[Float[Tensor, "b _"]],
+    rate: float | int,
+    usual: Sequence[Float[Tensor, "_"]] | None = None,
 ) -> list[Float[Tensor, "b _"]]:
     r"""What it takes to describe the truth by a child: its squared error, and how unexpected it is,
 
@@ -107,13 +111,28 @@ def costs(
     $\lambda$ children take over from their siblings what y already makes them expect: the tree
     becomes more predictable, in first order at no cost in squared error (entropy-constrained vector
     quantisation, Chou, Lookabaugh & Gray, 1989).
+
+    A child that is rare for every y loses images this way, and becomes rarer. With `usual`, the
+    probabilities $\bar\alpha$ of the nodes of every level averaged over many y, only what y itself
+    says counts: $\ln (\alpha_{nk} / \alpha_n) - \ln (\bar\alpha_{nk} / \bar\alpha_n)$, the
+    information that y has on the child. Probabilities that do not depend on y then change nothing.
     """
-    surprises = [torch.zeros_like(errors[0])]
-    for k, parents, children in zip(
-        tree.branching, tree.log_probs[:-1], tree.log_probs[1:], strict=True
-    ):
-        surprises.append((parents.repeat_interleave(k, dim=1) - children).detach())
+    surprises = surprise(tree.branching, tree.log_probs)
+    if usual is not None:
+        expected = surprise(tree.branching, [level.log().unsqueeze(0) for level in usual])
+        surprises = [s - e for s, e in zip(surprises, expected, strict=True)]
     return [e + rate * errors[0] * s for e, s in zip(errors, surprises, strict=True)]
+
+
+def surprise(
+    branching: Sequence[int], log_probs: Sequence[Float[Tensor, "b _"]]
+) -> list[Float[Tensor, "b _"]]:
+    r"""$-\ln (\alpha_{nk} / \alpha_n)$ of the nodes of every level, 0 for the root; no gradient."""
+    below = [
+        (parents.repeat_interleave(k, dim=1) - children).detach()
+        for k, parents, children in zip(branching, log_probs[:-1], log_probs[1:], strict=True)
+    ]
+    return [torch.zeros_like(log_probs[0]), *below]
 
 
 def epsilon_at(epoch: float | int, start: float | int = 5.0, scale: float | int = 2.0) -> float:
