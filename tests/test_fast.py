@@ -77,6 +77,23 @@ def test_compiling_leaves_the_plain_predictor_trainable(uncompiled):
     assert all(weight.requires_grad for weight in plain.network.parameters())
 
 
+@pytest.mark.parametrize(("before", "deterministic"), [(False, False), (True, False), (True, True)])
+def test_convolutions_are_tuned_during_a_prediction_only(
+    uncompiled, monkeypatch, before, deterministic
+):
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", before)
+    monkeypatch.setattr(torch.backends.cudnn, "deterministic", deterministic)
+    fast, seen = make_predictor().compile(), []
+    look = lambda *_: seen.append(torch.backends.cudnn.benchmark)  # noqa: E731
+    fast.network.register_forward_pre_hook(look)
+    fast(torch.rand(1, 3, 32, 32))
+    assert seen == [not deterministic]
+    assert torch.backends.cudnn.benchmark is before
+    with pytest.raises(ValueError, match="7 channels"):
+        fast(torch.rand(1, 7, 32, 32))
+    assert torch.backends.cudnn.benchmark is before
+
+
 def test_other_backbones_compile_too(uncompiled):
     plain = wrap(nn.Conv2d(3, 8, 3, padding=1), features=8, channels=3, branching=2, depth=1).eval()
     y = torch.rand(2, 3, 9, 11)

@@ -13,7 +13,8 @@ Elsewhere the network is fused by `torch.compile` and stays in float32.
 
 import copy
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -57,8 +58,9 @@ class FastPredictor(TreePredictor):
 
     @torch.inference_mode()
     def forward(self, y: Float[Tensor, "b *shape"]) -> Tree:
-        # the next call overwrites what a recording returns
-        levels = copies(self._recording(y.shape)(y)) if self.is_recorded else self._levels(y)
+        with tuned_convolutions():
+            # the next call overwrites what a recording returns
+            levels = copies(self._recording(y.shape)(y)) if self.is_recorded else self._levels(y)
         nodes = self.depth + 1
         return Tree(levels[:nodes], levels[nodes:], self.branching)
 
@@ -80,6 +82,18 @@ class FastPredictor(TreePredictor):
         recording = self._recordings.setdefault(shape, Capture(self._levels))
         self._recordings.move_to_end(shape)
         return recording
+
+
+@contextmanager
+def tuned_convolutions() -> Iterator[None]:
+    """Let cuDNN try its ways to convolve before a call is recorded, and keep the fastest; unless
+    the user wants the same one every time."""
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = not torch.backends.cudnn.deterministic
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before
 
 
 def copies(tensors: Sequence[Tensor]) -> list[Tensor]:

@@ -111,11 +111,14 @@ def _next_step(trainer: Trainer) -> Callable[[], None]:
 
 
 def _quiet(recipe: Recipe, is_balanced: bool) -> Recipe:
-    """The same steps without saves and pictures, and the balancer at work from the first one."""
+    """The same steps without saves, pictures and calibration, and the balancer at work from the
+    first one."""
     return dataclasses.replace(
         recipe,
         balancer=dataclasses.replace(recipe.balancer, is_on=is_balanced, start=0.0),
-        training=dataclasses.replace(recipe.training, save_seconds=1e9, picture_every=0),
+        training=dataclasses.replace(
+            recipe.training, save_seconds=1e9, picture_every=0, calibrate=False
+        ),
     )
 
 

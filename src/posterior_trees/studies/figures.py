@@ -143,6 +143,7 @@ def bars(title: str, values: dict[str, float], reference: dict[str, float] | Non
     def draw(axes: Axes) -> None:
         places = range(len(values))
         axes.barh(places, list(values.values()), color=COLORS[: len(values)], height=0.6)
+        axes.locator_params(axis="x", nbins=5)  # more would run into each other
         if reference:
             axes.plot(list(reference.values()), places, "|", color=INK, markersize=14)
         axes.set_yticks(places, list(values), fontsize=7)
