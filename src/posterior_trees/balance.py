@@ -16,7 +16,9 @@ Choice: the paper does not give $\lambda$; written like this, its effect does no
 Deviation: the paper has $\rho = 0$. A sample with $q_j = 0$ is never drawn, no $\gamma_j$ can make
 up for it, and the root is no longer the posterior mean. With $\rho > 0$, $\gamma_j \le 1/\rho$ too.
 
-In code $P$ is transposed, one row per sample, so that a batch touches whole rows.
+In code $P$ is transposed, one row per sample, so that a batch touches whole rows. All of it happens
+where the counts are, in few operations: beside a small network on a GPU each launch counts, and
+nothing may wait.
 """
 
 import math
@@ -28,10 +30,11 @@ from jaxtyping import Float, Float64, Int, Int64
 from torch import Tensor
 
 from posterior_trees.drawing import closed_form, exact_form
+from posterior_trees.seeding import make_marks, shake
 
 REBASE_EPOCHS = 32  # stored counts double every epoch; this often they are scaled back
 GRAM_UPDATES = 2000  # the running P Pᵀ is recomputed this often, against drift
-TIE = 2.0**-30  # differences below this share of 1/N are rounding, not preference
+TIE = 2.0**-24  # smaller differences, in draws, are no preference; leaves bits for a random order
 TENSORS = ("conditional", "totals", "gram", "debt", "dual", "in_force")
 NUMBERS = ("age", "updates", "due", "active")
 
@@ -82,10 +85,13 @@ class LeafBalancer:
         # Apple's GPUs have no float64: there the counts stay on the CPU and only indices travel.
         self._home = torch.device("cpu") if self.device.type == "mps" else self.device
         one = torch.ones((), dtype=torch.float64, device=self._home)
-        self.conditional = one.new_full((num_samples, num_leaves), 1.0 / num_leaves)
+        self._table = one.new_full((num_samples, num_leaves + 1), 1.0 / num_leaves)
+        self.conditional, self.totals = self._table[:, :-1], self._table[:, -1].zero_()
         self.gram = self.conditional.T @ self.conditional
-        self.totals, self.debt = one.new_zeros(num_samples), one.new_zeros(num_samples)
-        self.dual = one.new_ones(num_leaves)
+        self.debt, self.dual = one.new_zeros(num_samples), one.new_ones(num_leaves)
+        # A win of each leaf: in its own column, and in that of the totals.
+        self._wins = torch.cat([one.new_ones(num_leaves).diag(), one.new_ones(num_leaves, 1)], 1)
+        self._marks = make_marks(num_samples).to(self._home)
         self.in_force: Tensor | None = None  # the q that the last batch was drawn by
         self.age = self.updates = self.due = 0
 
@@ -107,27 +113,30 @@ class LeafBalancer:
         epochs = len(indices) / self.num_samples
         self.age += len(indices)
         gain = (1.0 - 2.0**-epochs) * 2.0 ** (self.age / self.num_samples)
-        rows, order = indices.sort()
-        is_first = torch.cat([torch.ones_like(rows[:1], dtype=torch.bool), rows[1:] != rows[:-1]])
-        group = is_first.cumsum(0) - 1
-        wins = self.conditional.new_zeros(len(rows), self.num_leaves)
-        wins.index_put_((group, winners[order]), wins.new_ones(1), accumulate=True)
-        self._add(rows, gain * wins[group], is_first)
+        self._add(indices, self._wins[winners], gain)
         self.updates += 1
         if self.updates % GRAM_UPDATES == 0:
             self.gram = self.conditional.T @ self.conditional
         if self.age > REBASE_EPOCHS * self.num_samples:
-            self.totals *= 2.0 ** (-self.age / self.num_samples)
+            self.totals.mul_(2.0 ** (-self.age / self.num_samples))
             self.age = 0
 
-    def _add(self, rows: Tensor, gains: Tensor, is_first: Tensor) -> None:
-        """Add gains to rows of A; repeated rows have equal gains and count once in P Pᵀ."""
-        old, total = self.conditional[rows], self.totals[rows]
-        new_total = total + gains.sum(dim=1)
-        new = (old * total[:, None] + gains) / new_total[:, None]
-        self.conditional[rows], self.totals[rows] = new, new_total
-        once = is_first[:, None].to(new.dtype)
-        self.gram = self.gram + new.T @ (once * new) - old.T @ (once * old)
+    def _add(self, rows: Tensor, wins: Tensor, gain: float) -> None:
+        r"""Add wins, each worth `gain`, to rows of A. With $a$ the wins of a row and $m$ their sum,
+
+        $$ P_j \leftarrow \frac{t_j P_j + a}{t_j + m}, \qquad t_j \leftarrow t_j + m . $$
+
+        A row that occurs several times has all its wins at each occurrence, is written as often,
+        and counts once in $P P^\top$: each occurrence with the share gain / m.
+        """
+        is_same = (rows[:, None] == rows).to(wins.dtype)
+        gains = torch.addmm(wins, is_same, wins, beta=0.0, alpha=gain)
+        (old, total), (new, m) = (_parts(table) for table in (self._table[rows], gains))
+        new_total = total + m
+        new.addcmul_(old, total).div_(new_total)
+        self.conditional[rows], self.totals[rows] = new, new_total[:, 0]
+        change = (new - old).div_(m)
+        self.gram.addmm_(change.T, new, alpha=gain).addmm_(old.T, change, alpha=gain)
 
     def probabilities(self, exact: bool = False) -> Float64[Tensor, "samples"]:
         """The drawing probability q of every sample, from what `update` has counted so far."""
@@ -144,8 +153,9 @@ class LeafBalancer:
         if not self.active:
             return torch.ones(len(rows), device=indices.device)
         q = self.probabilities(self.exact) if self.in_force is None else self.in_force
-        share = self.num_samples * q[rows]
-        gamma = torch.where(share > 0, 1.0 / share, 0.0)
+        gamma = q[rows].mul_(self.num_samples).reciprocal_()
+        if self.floor == 0:
+            gamma.nan_to_num_(posinf=0.0)
         return gamma.to(torch.get_default_dtype()).to(indices.device)
 
     def batches(
@@ -163,7 +173,8 @@ class LeafBalancer:
     def _plain(self, size: int, generator: torch.Generator | None) -> Iterator[Tensor]:
         """A shuffled epoch; its last batch is filled up from the first."""
         self.in_force, self.due = torch.full_like(self.totals, 1.0 / self.num_samples), 0
-        order = self._permutation(generator).to(self.device)
+        place = self._home if generator is None else generator.device
+        order = torch.randperm(self.num_samples, generator=generator, device=place).to(self.device)
         yield from torch.cat([order, order])[: -(-self.num_samples // size) * size].split(size)
 
     def _balanced(self, size: int, generator: torch.Generator | None) -> Iterator[Tensor]:
@@ -180,28 +191,22 @@ class LeafBalancer:
         return q
 
     def _choose(self, q: Tensor, size: int, generator: torch.Generator | None) -> Tensor:
+        luck = shake(self._marks, generator)
         if not self.greedy:  # the first `size` of N exponential clocks: a draw without replacement
-            place = self._home if generator is None else generator.device
-            clocks = torch.empty(self.num_samples, dtype=q.dtype, device=place)
-            clocks = clocks.exponential_(generator=generator).to(self._home)
-            return (q / clocks).topk(size).indices
+            clocks = luck.to(q.dtype).mul_(2.0**-64).add_(0.5).clamp_(2.0**-65, 1 - 2.0**-53)
+            return (q / clocks.log_().neg_()).topk(size).indices
         if self.window:
             behind = self.num_samples * (q - self.totals / self.totals.sum().clamp_min(1e-300))
         else:
-            behind = self.debt + size * q
-        order = self._permutation(generator)  # equals come in random order
-        chosen = order[(behind[order] / TIE).round().topk(size).indices]
+            behind = torch.add(self.debt, q, alpha=size)
+        # Equals come in random order: whole numbers, and luck in ± 1/4.
+        chosen = (behind / TIE).round_().add_(luck, alpha=2.0**-65).topk(size).indices
         if not self.window:
             # Different samples cannot serve a q_j > 1/size: what it asks beyond that is forgiven.
             least = behind[chosen].min()
-            behind[chosen] -= 1.0
+            behind.index_add_(0, chosen, q.new_ones(1).expand(size), alpha=-1.0)
             self.debt = torch.minimum(behind, least)
         return chosen
-
-    def _permutation(self, generator: torch.Generator | None) -> Tensor:
-        place = self._home if generator is None else generator.device
-        order = torch.randperm(self.num_samples, generator=generator, device=place)
-        return order.to(self._home)
 
     def _bring(self, numbers: Tensor, limit: int, name: str) -> Tensor:
         """Numbers to where the counts are, checked unless the check would stall a GPU."""
@@ -226,11 +231,18 @@ class LeafBalancer:
         stored, mine = tuple(state["conditional"].shape), (self.num_samples, self.num_leaves)
         fix = "resume with the data and the tree of the first run"
         _check(stored == mine, f"the state has (samples, leaves) {stored}", f"{mine}", fix)
-        for name in TENSORS:
+        self.conditional.copy_(state["conditional"])
+        self.totals.copy_(state["totals"])
+        for name in TENSORS[2:]:
             tensor = state.get(name)
             setattr(self, name, None if tensor is None else tensor.to(self._home, copy=True))
         for name in NUMBERS:
             setattr(self, name, type(getattr(self, name))(state[name]))
+
+
+def _parts(table: Tensor) -> tuple[Tensor, Tensor]:
+    """The columns of the leaves, and that of their total."""
+    return table[:, :-1], table[:, -1:]
 
 
 def _check(holds: bool, value: str, limit: str, fix: str) -> None:

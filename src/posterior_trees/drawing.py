@@ -29,10 +29,11 @@ def closed_form(
     `gram` is $P P^\top$, if it is known.
     """
     samples, leaves = conditional.shape
-    gram = conditional.T @ conditional if gram is None else gram
-    factor = torch.linalg.cholesky_ex(gram / samples + ridge / leaves * _eye(gram)).L
-    q = conditional @ torch.cholesky_solve(torch.ones_like(gram[:, :1]), factor)[:, 0]
-    return _lift(q / q.sum(), floor)
+    system = conditional.T @ conditional if gram is None else gram.clone()
+    system.diagonal().add_(ridge * samples / leaves)
+    factor = torch.linalg.cholesky_ex(system).L
+    q = conditional @ torch.cholesky_solve(torch.ones_like(system[:, :1]), factor)[:, 0]
+    return _lift(torch.sub(q, q.mean(), alpha=floor), floor)  # the scale of q falls out
 
 
 def exact_form(
@@ -57,7 +58,8 @@ def exact_form(
     samples, leaves = conditional.shape
     pull = ridge / leaves
     # C has the null vector 1; a trace of 1 1ᵀ keeps the system solvable when no sample is free.
-    centre = _eye(conditional) - (1.0 - 1e-6) / leaves
+    eye = torch.eye(leaves, dtype=conditional.dtype, device=conditional.device)
+    centre = eye - (1.0 - 1e-6) / leaves
     w = torch.ones_like(conditional[0]) if start is None else start
     before, error = None, math.inf
     for _ in range(100):
@@ -75,7 +77,7 @@ def exact_form(
         quadratic = float(pull * (d - d.mean()) @ d)
         ray = _Ray(scores, conditional @ d, linear, quadratic, floor)
         w, before = w + ray.bottom() * d, free
-    return _lift(conditional @ w / samples, floor), w
+    return _lift(conditional @ w - floor, floor), w
 
 
 class _Ray:
@@ -109,12 +111,8 @@ class _Ray:
         return step
 
 
-def _lift(q: Tensor, floor: float) -> Tensor:
-    """Raise `q` onto the floor and let it sum to 1; no change if it does both already."""
-    least = floor / len(q)
-    spare = (q - least).clamp_min(0.0)
-    return least + (1.0 - floor) * spare / spare.sum()
-
-
-def _eye(like: Tensor) -> Tensor:
-    return torch.eye(like.shape[1], dtype=like.dtype, device=like.device)
+def _lift(excess: Tensor, floor: float) -> Tensor:
+    """q from what exceeds the floor, in any unit: that on top of the floor, and all sums to 1."""
+    spare = excess.clamp_min(0.0)
+    least = spare.new_full((), floor / len(spare))
+    return torch.addcdiv(least, spare, spare.sum(), value=1.0 - floor)

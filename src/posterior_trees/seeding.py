@@ -1,11 +1,19 @@
-"""Seed what a network draws from, at every step, for next to nothing.
+"""Random numbers at every step, for next to nothing.
 
-`torch.manual_seed` also seeds the kinds of accelerators that are not there: it keeps the seed for
-the day one appears, each time with the text of a stack trace. That takes half a millisecond, and
-memory that never comes back.
+What a network draws from is seeded by `seed_device`: `torch.manual_seed` also seeds the kinds of
+accelerators that are not there. It keeps the seed for the day one appears, each time with the text
+of a stack trace, which takes half a millisecond, and memory that never comes back.
+
+A random number for each of many samples is made where the samples are, by `shake`: drawn from a
+generator of the CPU they would all have to travel, and a GPU would wait for them.
 """
 
 import torch
+from jaxtyping import Int64
+from torch import Tensor
+
+GOLDEN = 0x9E3779B97F4A7C15
+MIXERS = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
 
 
 def seed_device(device: torch.device, seed: int) -> None:
@@ -15,3 +23,34 @@ def seed_device(device: torch.device, seed: int) -> None:
         torch.cuda.manual_seed(seed)
     elif device.type == "mps":
         torch.mps.manual_seed(seed)
+
+
+def make_marks(count: int) -> Int64[Tensor, "count"]:
+    """A random-looking number of 64 bits for each of 0 … count-1, always the same: the mixing
+    function of splitmix64 (Steele, Lea & Flood, 2014). All are different."""
+    z = torch.arange(1, count + 1) * _signed(GOLDEN)
+    for shift, factor in MIXERS:
+        z = (z ^ _shift_right(z, shift)) * _signed(factor)
+    return z ^ _shift_right(z, 31)
+
+
+def shake(
+    marks: Int64[Tensor, "count"], generator: torch.Generator | None = None
+) -> Int64[Tensor, "count"]:
+    r"""New numbers from marks: their product with one odd number that `generator` draws.
+
+    Overflow wraps around, on every device alike. For marks $h$ the numbers are independent, as far
+    as their upper bits go, unless a sum of few $\pm h$ happens to vanish modulo $2^{64}$.
+    """
+    place = marks.device if generator is None else generator.device
+    factor = torch.empty((), dtype=torch.int64, device=place).random_(generator=generator)
+    return marks * factor.bitwise_or_(1)  # no copy: a CPU scalar goes along with the launch
+
+
+def _signed(bits: int) -> int:
+    return bits - 2**64 if bits >= 2**63 else bits
+
+
+def _shift_right(z: Tensor, bits: int) -> Tensor:
+    """Without copies of the sign."""
+    return (z >> bits) & (2 ** (64 - bits) - 1)

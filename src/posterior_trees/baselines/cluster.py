@@ -11,20 +11,30 @@ $$ J = \sum_i \min_k \lVert x_i - c_k \rVert^2 $$
 with k-means++ seeds, Lloyd's iteration, and the best of a few restarts for every node. Only inner
 products between samples matter to it: $s$ samples of $D > s$ pixels are first rotated into their
 own $s$-dimensional span, which is exact and makes large pictures as cheap as small ones.
+
+Points are measured in units of the distance below which two samples count as equal, and a last
+coordinate, 1 for samples and 0 for padding, makes counts and means parts of one matrix product.
+Few and large operations: a GPU waits for the next one longer than it works on it.
 """
 
 import math
 from collections.abc import Iterator, Sequence
 
 import torch
-from jaxtyping import Bool, Float, Int
+import torch.nn.functional as F
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from posterior_trees.tree import Tree, grow, layout, level_sizes
 
 MAX_ITERATIONS = 300
+MAX_REFILLS = 20
+PATIENCE = 4
+"""Iterations between two looks at a GPU's results: each look waits for all that was asked of it."""
 CHUNK = 2**20
 """Numbers held at a time, of distances (samples × centres × restarts × images) or coordinates."""
+FAR = 1e15
+"""Coordinates of a centre that no point goes to; their squares still fit float32."""
 
 
 def hierarchical_kmeans(
@@ -59,24 +69,19 @@ def hierarchical_kmeans(
 
 
 def kmeans(
-    points: Float[Tensor, "p s d"],
-    present: Bool[Tensor, "p s"],
-    k: int,
-    uniform: Float[Tensor, "p r draws"],
-    resolution: Float[Tensor, "p"],
+    points: Float[Tensor, "p s d"], k: int, uniform: Float[Tensor, "p r draws"]
 ) -> Int[Tensor, "p s"]:
     """The cluster of every point of `p` separate problems, best of `r` restarts.
 
-    Only points that are `present` count. Squared distances up to `resolution` mean that two points
-    are the same. `uniform` holds the random numbers of the seeds. Clusters without points can only
-    be left over when a problem has fewer than `k` distinct points.
+    The last coordinate of a point is 1; rows of zeros are padding and count for nothing. Points up
+    to a distance of 1 apart are the same. `uniform` holds the random numbers of the seeds. Clusters
+    without points can only be left over when a problem has fewer than `k` distinct points.
     """
-    count = present.sum(dim=1).clamp_min(1).to(points.dtype)
-    weight = present.to(points.dtype)
-    center = (points * weight.unsqueeze(2)).sum(dim=1) / count.unsqueeze(1)
-    centered = (points - center.unsqueeze(1)) * weight.unsqueeze(2)
-    seeds = _seed(centered, present, k, uniform, resolution)
-    return _lloyd(centered, present, seeds, resolution)
+    center = points.sum(dim=1, keepdim=True)
+    center = center / center[..., -1:].clamp_min(1)
+    center[..., -1] = 0
+    centered = torch.addcmul(points, points[..., -1:], center, value=-1)
+    return _lloyd(centered, _seed(centered, k, uniform))
 
 
 def _check(samples: Tensor, levels: tuple[int, ...], depth: int | None, restarts: int) -> None:
@@ -100,49 +105,67 @@ def _chunks(samples: Tensor, levels: tuple[int, ...], restarts: int) -> Iterator
 
 def _cluster(samples: Tensor, levels: tuple[int, ...], uniform: Tensor) -> tuple[Tensor, Tensor]:
     """Images and log-probabilities of the leaves of one chunk."""
-    flat = samples.flatten(2)
-    points = _span(flat - flat.mean(dim=1, keepdim=True))
-    # Rounding moves equal samples apart by a few units in the last place of the largest one.
-    largest = points.square().sum(dim=2).amax(dim=1)
-    resolution = largest * (100 * torch.finfo(points.dtype).eps) ** 2
-    node = torch.zeros(flat.shape[:2], dtype=torch.long, device=flat.device)
+    count = samples.shape[1]
+    # One sample more, all zeros, is the padding of small nodes; its own node comes last.
+    points = F.pad(F.pad(_measure(_span(samples.flatten(2))), (0, 1), value=1), (0, 0, 0, 1))
+    node = torch.zeros(points.shape[:2], dtype=torch.long, device=points.device)
     done = 0
-    for level, nodes in enumerate(level_sizes(levels)[:-1]):
-        draws = uniform[:, done : done + nodes].flatten(0, 1)
-        index, present = _members(node, nodes)
+    for k, nodes in zip(levels, level_sizes(levels), strict=False):
+        node[:, -1] = nodes
+        index = _members(node, nodes)
         inside = points.gather(1, index.flatten(1).unsqueeze(2).expand(-1, -1, points.shape[2]))
-        child = kmeans(
-            inside.reshape(-1, index.shape[2], points.shape[2]),
-            present.flatten(0, 1),
-            levels[level],
-            draws,
-            resolution.repeat_interleave(nodes),
-        ).reshape(index.shape)
-        child += torch.arange(nodes, device=node.device).reshape(1, -1, 1) * levels[level]
-        # Padding points at a spare last sample that is cut off again.
-        spare = index.masked_fill(~present, node.shape[1]).flatten(1)
-        node = torch.zeros_like(node[:, :1]).expand(-1, node.shape[1] + 1).clone()
-        node = node.scatter(1, spare, child.flatten(1))[:, :-1]
+        inside = inside.reshape(-1, index.shape[2], points.shape[2])
+        child = kmeans(inside, k, uniform[:, done : done + nodes].flatten(0, 1))
+        first = torch.arange(0, nodes * k, k, device=node.device).reshape(-1, 1)
+        node = node.scatter(1, index.flatten(1), (child.reshape(index.shape) + first).flatten(1))
         done += nodes
-    return _means(samples, node, math.prod(levels))
+    return _means(samples, node[:, :count], math.prod(levels))
 
 
-def _span(points: Tensor) -> Tensor:
-    """The same points in an orthonormal basis of their own span, if that is smaller."""
-    if points.shape[2] <= points.shape[1]:
-        return points
-    return torch.linalg.qr(points.mT, mode="r").R.mT
+def _span(flat: Tensor) -> Tensor:
+    r"""The points about their mean, in an orthonormal basis of their own span if that is smaller.
+
+    The rows of the Cholesky factor of the Gram matrix, $L L^T = X X^T + \delta I$, have the inner
+    products of the points. In double precision the $\delta$ that a singular matrix needs adds a
+    thirtieth of a unit to every squared distance in float32. There is no precision to spare in
+    float64, nor float64 on every device: R of a QR decomposition is the same, image by image.
+    """
+    images, count, size = flat.shape
+    if size <= count or flat.dtype == torch.float64 or flat.device.type == "mps":
+        points = flat - flat.mean(dim=1, keepdim=True)
+        return points if size <= count else torch.linalg.qr(points.mT, mode="r").R.mT
+    gram = flat.new_zeros((images, count, count), dtype=torch.float64)
+    for part in flat.split(max(1, 4 * CHUNK // (images * count)), dim=2):
+        part = part.double()
+        part = part - part.mean(dim=1, keepdim=True)
+        gram.baddbmm_(part, part.mT)
+    diagonal = gram.diagonal(dim1=1, dim2=2)
+    delta = diagonal.amax(dim=1, keepdim=True) * (_unit(flat.dtype) / 8) ** 2
+    diagonal += delta.clamp_min(torch.finfo(gram.dtype).tiny)
+    return torch.linalg.cholesky(gram).to(flat.dtype)
 
 
-def _members(node: Tensor, nodes: int) -> tuple[Tensor, Tensor]:
-    """Indices of the samples of every node, `(b, nodes, longest)`, and which are not padding."""
+def _unit(dtype: torch.dtype) -> float:
+    """Distance up to which two samples are equal, as a share of the one farthest from the mean:
+    rounding moves equal ones apart by a few units in its last place."""
+    return 100 * torch.finfo(dtype).eps
+
+
+def _measure(points: Tensor) -> Tensor:
+    """The points in units of the distance up to which they are equal."""
+    largest = points.square().sum(dim=2).amax(dim=1).sqrt()
+    return points / (largest * _unit(points.dtype)).clamp_min(1e-30).reshape(-1, 1, 1)
+
+
+def _members(node: Tensor, nodes: int) -> Tensor:
+    """Indices of the samples of every node, `(b, nodes, longest)`; of the spare one for padding."""
+    counts = (node.unsqueeze(1) == torch.arange(nodes, device=node.device).unsqueeze(1)).sum(dim=2)
+    last = counts.cumsum(dim=1).unsqueeze(2)
+    spare = node.shape[1] - 1
+    longest = spare if nodes == 1 else int(counts.max())
+    place = last - counts.unsqueeze(2) + torch.arange(longest, device=node.device)
     order = node.argsort(dim=1, stable=True)
-    counts = torch.nn.functional.one_hot(node, nodes).sum(dim=1)
-    start = counts.cumsum(dim=1) - counts
-    place = torch.arange(int(counts.max()), device=node.device)
-    present = place < counts.unsqueeze(2)
-    position = (start.unsqueeze(2) + place).clamp_max(node.shape[1] - 1)
-    return order.gather(1, position.flatten(1)).reshape(position.shape), present
+    return order.gather(1, place.masked_fill(place >= last, spare).flatten(1)).reshape(place.shape)
 
 
 def _means(samples: Tensor, node: Tensor, nodes: int) -> tuple[Tensor, Tensor]:
@@ -161,122 +184,124 @@ def _candidates(k: int) -> int:
     return 2 + int(math.log(k))
 
 
-def _seed(
-    points: Tensor, present: Tensor, k: int, uniform: Tensor, resolution: Tensor
-) -> Float[Tensor, "p r k d"]:
+def _seed(points: Tensor, k: int, uniform: Tensor) -> Float[Tensor, "p r k d"]:
     """Greedy k-means++: each centre is the best of a few points drawn ∝ squared distance.
 
-    When no point is left apart from the centres, the remaining ones are infinitely far away.
+    When no point is left apart from the centres, the remaining ones are far away.
     """
-    p, r, _ = uniform.shape
-    tries = _candidates(k)
-    closest = present.to(points.dtype).unsqueeze(1).expand(p, r, -1)
-    centers = torch.full((p, r, k, points.shape[2]), math.inf).to(points)
-    for number in range(k):
-        if number == 0:
-            draws = uniform[:, :, :1]
-        else:
-            first = 1 + (number - 1) * tries
-            draws = uniform[:, :, first : first + tries]
-        total = closest.sum(dim=2, keepdim=True)
-        chosen = _draw(closest, draws * total)
-        picked = points.gather(1, chosen.flatten(1).unsqueeze(2).expand(-1, -1, points.shape[2]))
-        # Differences, not products: equal points must be at distance 0.
-        distance = torch.cdist(picked, points, compute_mode="donot_use_mm_for_euclid_dist")
-        distance = distance.square().unflatten(1, (r, -1))
-        near = distance <= resolution.reshape(-1, 1, 1, 1)
-        distance = distance.masked_fill(near | ~present[:, None, None], 0.0)
-        reached = distance if number == 0 else torch.minimum(distance, closest.unsqueeze(2))
-        best = reached.sum(dim=3).argmin(dim=2).reshape(p, r, 1, 1)
-        center = picked.unflatten(1, (r, -1)).take_along_dim(best, dim=2).squeeze(2)
-        centers[:, :, number] = torch.where(total > 0, center, math.inf)
-        closest = reached.take_along_dim(best, dim=2).squeeze(2)
-    return centers
+    present, tries = points[..., -1].unsqueeze(1), _candidates(k)
+    # Just below 1, so that no height reaches the total.
+    uniform = uniform * (1 - 1e-6)
+    chosen = [(uniform[:, :, :1] * present.sum(dim=2, keepdim=True)).long()]
+    totals = [present.sum(dim=2, keepdim=True).expand_as(chosen[0])]
+    closest = _squares(points, chosen[0]).squeeze(2) * present
+    for number in range(1, k):
+        running = closest.cumsum(dim=2)
+        total = running[:, :, -1:]
+        heights = uniform[:, :, 1 + (number - 1) * tries : 1 + number * tries] * total
+        tried = torch.searchsorted(running, heights, right=True).clamp_max(points.shape[1] - 1)
+        reached = torch.minimum(_squares(points, tried), closest.unsqueeze(2))
+        best = reached.sum(dim=3).min(dim=2, keepdim=True).indices
+        closest = reached.take_along_dim(best.unsqueeze(3), dim=2).squeeze(2)
+        chosen.append(tried.gather(2, best))
+        totals.append(total)
+    index = torch.cat(chosen, dim=2).flatten(1).unsqueeze(2).expand(-1, -1, points.shape[2])
+    centers = points.gather(1, index).unflatten(1, (-1, k))
+    return centers.masked_fill((torch.cat(totals, dim=2) == 0).unsqueeze(3), FAR)
 
 
-def _draw(weights: Tensor, heights: Tensor) -> Tensor:
-    """Index at which the running sum of the weights passes each height."""
-    running = weights.cumsum(dim=2)
-    below_top = torch.minimum(heights, running[:, :, -1:] * (1 - 1e-6))
-    index = torch.searchsorted(running, below_top.contiguous(), right=True)
-    return index.clamp_max(weights.shape[2] - 1)
+def _squares(points: Tensor, index: Tensor) -> Float[Tensor, "p r t s"]:
+    """Squared distance of all points to those at an index `(p, r, t)`; 0 if they are the same."""
+    picked = points.gather(1, index.flatten(1).unsqueeze(2).expand(-1, -1, points.shape[2]))
+    # Differences, not products: equal points must be at distance 0.
+    distance = torch.cdist(picked, points, compute_mode="donot_use_mm_for_euclid_dist")
+    return F.hardshrink(distance, 1.0).square().unflatten(1, index.shape[1:])
 
 
-def _lloyd(
-    points: Tensor, present: Tensor, centers: Tensor, resolution: Tensor
-) -> Int[Tensor, "p s"]:
-    r"""Points go to their nearest centre, centres to the mean of their points, until none moves.
+def _lloyd(points: Tensor, centers: Tensor) -> Int[Tensor, "p s"]:
+    """Lloyd's iteration from every start, and the clusters of the one with the least squares.
 
-    Keeps the restart that lowers the sum of squares most, by $\sum_k n_k \lVert c_k \rVert^2$ for
-    centred points. A last coordinate, 1 for points that are present, turns distances and counts
-    into parts of the matrix products.
+    A cluster that has lost all its points when the others have settled is filled again.
     """
-    p, r, k, _ = centers.shape
-    extended = torch.cat([points, present.to(points.dtype).unsqueeze(2)], dim=2)
-    counts = torch.zeros(p, r, k, dtype=points.dtype, device=points.device)
-    active = torch.arange(p, device=points.device)
-    for _ in range(MAX_ITERATIONS):
-        old, inside = centers[active], extended[active]
-        cluster, excess = _assign(inside, old)
-        new, count = _move(inside, cluster, k)
-        if ((count == 0) & old[..., 0].isfinite()).any():
-            _refill(cluster, excess, inside, resolution[active], count)
-            new, count = _move(inside, cluster, k)
-        centers[active], counts[active] = new, count
-        # The same centres again: from here on, the assignments repeat.
-        active = active[(new != old).flatten(1).any(dim=1)]
-        if len(active) == 0:
+    for _ in range(MAX_REFILLS):
+        centers = _settle(points, centers)
+        excess, cluster = _assign(points, centers)
+        counts = _sums(points, cluster, centers.shape[2])[..., -1]
+        is_lost = (counts == 0) & (centers[..., -1] == 1)
+        if not is_lost.any():
             break
-    gain = (counts * centers.masked_fill(centers.isinf(), 0.0).square().sum(dim=3)).sum(dim=2)
-    best = gain.argmax(dim=1).reshape(-1, 1, 1, 1)
-    cluster, _ = _assign(extended, centers.take_along_dim(best, dim=1))
-    return cluster.squeeze(1).long()
+        centers = _refill(points, cluster, centers, counts)
+    best = (excess * points[..., -1].unsqueeze(1)).sum(dim=2).min(dim=1).indices
+    return cluster.take_along_dim(best.reshape(-1, 1, 1), dim=1).squeeze(1)
 
 
-def _assign(extended: Tensor, centers: Tensor) -> tuple[Tensor, Tensor]:
-    r"""Nearest centre of every point, and $\lVert c \rVert^2 - 2 x \cdot c$, its distance up to
-    $\lVert x \rVert^2$."""
-    missing = centers[..., :1].isinf()
-    norms = centers.square().sum(dim=3, keepdim=True)
-    norms = norms.masked_fill(missing, torch.finfo(centers.dtype).max)
-    planes = torch.cat([-2 * centers.masked_fill(missing, 0.0), norms], dim=3)
-    excess = (planes.flatten(1, 2) @ extended.mT).unflatten(1, centers.shape[1:3])
-    nearest = excess[:, :, 0]
-    cluster = torch.zeros(nearest.shape, dtype=torch.int16, device=nearest.device)
-    for number in range(1, centers.shape[2]):
-        closer = excess[:, :, number] < nearest
-        nearest = torch.minimum(excess[:, :, number], nearest)
-        cluster.masked_fill_(closer, number)
-    return cluster, nearest
+def _settle(points: Tensor, centers: Tensor) -> Tensor:
+    """Points go to their nearest centre, centres to the mean of their points, until none moves.
+
+    What has settled stays as it is, so that one may look for it at any time; when half of the
+    problems have, only the others go on.
+    """
+    patience = 1 if points.device.type == "cpu" else PATIENCE
+    settled = centers.clone()
+    active = torch.arange(len(points), device=points.device)
+    _, cluster = _assign(points, centers)
+    for step in range(1, MAX_ITERATIONS + 1):
+        before = cluster
+        centers = _move(_sums(points, cluster, centers.shape[2]), centers)
+        _, cluster = _assign(points, centers)
+        if step % patience:
+            continue
+        moves = (cluster != before).flatten(1).any(dim=1)
+        count = int(moves.sum())
+        if count == 0:
+            break
+        if 2 * count <= len(active):
+            settled[active] = centers
+            keep = moves.float().topk(count).indices
+            active, points, centers, cluster = (t[keep] for t in (active, points, centers, cluster))
+    settled[active] = centers
+    return settled
 
 
-def _move(extended: Tensor, cluster: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Means of the clusters, infinite for empty ones, and how many points each has."""
-    numbers = torch.arange(k, dtype=cluster.dtype, device=cluster.device)
-    member = (cluster.unsqueeze(2) == numbers.reshape(1, 1, k, 1)).to(extended.dtype)
-    sums = (member.flatten(1, 2) @ extended).unflatten(1, member.shape[1:3])
-    counts = sums[..., -1]
-    means = sums[..., :-1] / counts.clamp_min(1).unsqueeze(3)
-    return means.masked_fill((counts == 0).unsqueeze(3), math.inf), counts
+def _assign(points: Tensor, centers: Tensor) -> tuple[Tensor, Tensor]:
+    r"""$\lVert c \rVert^2 - 2 x \cdot c$ of every point and its nearest centre, and which that is.
+
+    It is the squared distance less $\lVert x \rVert^2$, which is the same for all centres."""
+    flat = centers.flatten(1, 2)
+    norms = flat.square().sum(dim=2, keepdim=True)
+    excess = torch.baddbmm(norms, flat, points.mT, alpha=-2).unflatten(1, centers.shape[1:3])
+    return excess.min(dim=2)
 
 
-def _refill(
-    cluster: Tensor, excess: Tensor, extended: Tensor, resolution: Tensor, counts: Tensor
-) -> None:
-    """Give every empty cluster the point farthest from its centre, in place.
+def _sums(points: Tensor, cluster: Tensor, k: int) -> Float[Tensor, "p r k d"]:
+    """Sums of the points of every cluster; their last coordinate is how many they are."""
+    numbers = torch.arange(k, device=cluster.device).unsqueeze(1)
+    member = (cluster.unsqueeze(2) == numbers).to(points.dtype)
+    return (member.flatten(1, 2) @ points).unflatten(1, member.shape[1:3])
+
+
+def _move(sums: Tensor, centers: Tensor) -> Tensor:
+    """Means of the clusters; the centre of an empty one stays."""
+    counts = sums[..., -1:]
+    return torch.where(counts > 0, sums / counts, centers)
+
+
+def _refill(points: Tensor, cluster: Tensor, centers: Tensor, counts: Tensor) -> Tensor:
+    """Centres after every empty cluster got the point farthest from its centre.
 
     The point comes from a cluster that keeps another one. If all points sit on their centres the
     cluster stays empty: there are no more distinct points than clusters.
     """
-    points, present = extended[..., :-1], extended[:, None, :, -1] > 0
-    distance = (excess + points.square().sum(dim=2).unsqueeze(1)).masked_fill(~present, 0.0)
-    for number in range(counts.shape[2]):
-        crowded = counts.gather(2, cluster.long()) > 1
-        farthest, index = distance.masked_fill(~crowded, 0.0).max(dim=2, keepdim=True)
-        is_empty = counts[:, :, number : number + 1] == 0
-        moves = is_empty & (farthest > resolution.reshape(-1, 1, 1))
+    flat = centers.flatten(1, 2)
+    distance = torch.cdist(flat, points, compute_mode="donot_use_mm_for_euclid_dist")
+    distance = distance.unflatten(1, centers.shape[1:3]).amin(dim=2) * points[..., -1].unsqueeze(1)
+    for number in range(centers.shape[2]):
+        crowded = counts.gather(2, cluster) > 1
+        farthest, index = (distance * crowded).max(dim=2, keepdim=True)
+        moves = (counts[:, :, number : number + 1] == 0) & (farthest > 1)
         source = cluster.gather(2, index)
-        cluster.scatter_(2, index, source.masked_fill(moves, number))
-        distance.scatter_(2, index, farthest.masked_fill(moves, 0.0))
-        counts.scatter_add_(2, source.long(), -moves.to(counts.dtype))
+        cluster = cluster.scatter(2, index, source.masked_fill(moves, number))
+        distance = distance.scatter(2, index, farthest.masked_fill(moves, 0.0))
+        counts = counts.scatter_add(2, source, -moves.to(counts.dtype))
         counts[:, :, number] += moves.squeeze(2)
+    return _move(_sums(points, cluster, centers.shape[2]), centers)

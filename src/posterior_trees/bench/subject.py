@@ -50,7 +50,8 @@ def fresh(recipe: Recipe, device: str | torch.device) -> TreePredictor:
     """The recipe's predictor with random weights, those of the head's last layer too, which start
     at zero: its probabilities must have something to be wrong about."""
     torch.manual_seed(recipe.seed)
-    predictor = build_predictor(recipe)
+    with torch.device(device):  # billions of random numbers take a CPU minutes
+        predictor = build_predictor(recipe)
     last = [layer for layer in predictor.network.modules() if isinstance(layer, nn.Linear)][-1]
     nn.init.normal_(last.weight, std=0.3)
     return predictor.to(device).eval().requires_grad_(False)

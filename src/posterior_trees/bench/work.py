@@ -66,9 +66,8 @@ def count_work(network: nn.Module, shape: Sequence[int]) -> Work:
     """Count one image of `shape` (c, h, w) through a network of plain torch operations."""
     was_training, mode = network.training, FakeTensorMode()
     state = {**dict(network.named_parameters()), **dict(network.named_buffers())}
-    hollow: dict[str, Tensor] = {
-        name: mode.from_tensor(tensor.detach().cpu()) for name, tensor in state.items()
-    }
+    with mode:  # shapes only: neither memory nor time
+        hollow = {name: torch.empty(t.shape, dtype=t.dtype) for name, t in state.items()}
     try:
         with torch.no_grad(), mode, _Counter() as counter:
             functional_call(network.eval(), hollow, (torch.empty(1, *shape),))
