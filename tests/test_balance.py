@@ -12,6 +12,7 @@ from torch import Tensor
 
 from posterior_trees import balance
 from posterior_trees.balance import LeafBalancer, closed_form, exact_form
+from posterior_trees.seeding import make_marks, shake
 
 
 def seeded(seed: int = 0) -> torch.Generator:
@@ -114,13 +115,15 @@ class Dense:
         return q / q.sum()
 
 
-@pytest.mark.parametrize("gram_updates", [7, 10**9])
+@pytest.mark.parametrize(("gram_updates", "at_once"), [(7, 16), (10**9, 16), (10**9, 5)])
 @pytest.mark.parametrize("samples", [40, 300])
 def test_incremental_counts_equal_the_papers_dense_formulas(
-    samples: int, gram_updates: int, monkeypatch: pytest.MonkeyPatch
+    samples: int, gram_updates: int, at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also with samples repeated in a batch, some never seen, and over many half-lives."""
+    """Also with samples repeated in a batch, counted in parts, some never seen, and over many
+    half-lives."""
     monkeypatch.setattr(balance, "GRAM_UPDATES", gram_updates)
+    monkeypatch.setattr(balance, "AT_ONCE", at_once)
     monkeypatch.setattr(balance, "REBASE_EPOCHS", 3)
     generator = seeded()
     balancer, dense = LeafBalancer(6, samples, floor=0.0), Dense(6, samples)
@@ -316,6 +319,33 @@ def test_ties_are_broken_by_the_generator(window: bool) -> None:
     assert {j for seed in range(100) for j in first(seed)} == set(range(50))
 
 
+def test_equals_are_chosen_independently() -> None:
+    """Batches of 5 of 10 equal samples hold two given ones in 2 of 9 cases: 5/10 times 4/9."""
+    balancer = Obeying(2, 10)
+    balancer.wanted = torch.full((10,), 0.1, dtype=torch.float64)
+    together, generator = torch.zeros(10, 10, dtype=torch.float64), seeded()
+    for _ in range(1500):
+        balancer.debt.zero_()
+        drawn = torch.zeros(10).index_fill(0, next(balancer.batches(5, generator)), 1.0).double()
+        together += torch.outer(drawn, drawn) / 1500
+    pairs = together[~torch.eye(10, dtype=torch.bool)]
+    assert (pairs - 2 / 9).abs().max() < 4 * (2 / 9 * 7 / 9 / 1500) ** 0.5
+    assert (together.diagonal() - 1 / 2).abs().max() < 4 * (1 / 4 / 1500) ** 0.5
+
+
+def test_shaken_marks_are_different_uniform_and_the_generators() -> None:
+    marks = make_marks(20_000)
+    assert marks[:2].tolist() == [-2152535657050944081, 7960286522194355700]  # splitmix64 from 0
+    numbers = [shake(marks, seeded(seed)) for seed in (0, 0, 1)]
+    assert torch.equal(numbers[0], numbers[1])
+    shares = [(n.double() * 2.0**-64 + 0.5) for n in numbers]
+    for number, share in zip(numbers, shares, strict=True):
+        assert len(number.unique()) == 20_000
+        steps = (torch.arange(20_000, dtype=torch.float64) + 0.5) / 20_000
+        assert (share.sort().values - steps).abs().max() < 2 / 20_000**0.5  # Kolmogorov–Smirnov
+    assert abs(float(torch.corrcoef(torch.stack(shares[1:]))[0, 1])) < 4 / 20_000**0.5
+
+
 def test_a_greedy_batch_in_the_papers_window_is_those_furthest_behind() -> None:
     balancer = LeafBalancer(3, 60, window=True)
     for indices in balancer.batches(7, seeded()):
@@ -324,7 +354,7 @@ def test_a_greedy_batch_in_the_papers_window_is_those_furthest_behind() -> None:
     behind = balancer.probabilities() - counts / counts.sum()
     chosen = next(balancer.batches(7, seeded()))
     rest = torch.ones(60, dtype=torch.bool).index_fill(0, chosen, False)
-    assert behind[chosen].min() >= behind[rest].max() - 1e-9 / 60
+    assert behind[chosen].min() >= behind[rest].max() - 0.1**balance.DIGITS / 60
 
 
 def make_world() -> Tensor:
@@ -532,13 +562,13 @@ def test_a_gpu_draws_what_the_cpu_draws_without_waiting(options: dict[str, Any])
         assert torch.allclose(here.weights(order), there.weights(order.cuda()).cpu())
         here.update(one, leaf[one])
         there.update(other, leaf[other.cpu()].cuda())
-    on_gpu = torch.Generator("cuda").manual_seed(0)
     winners = torch.zeros(64, dtype=torch.long, device="cuda")
     torch.cuda.set_sync_debug_mode("error")
     try:
-        for indices in there.batches(64, on_gpu):
-            there.weights(indices)
-            there.update(indices, winners)
+        for generator in (seeded(), torch.Generator("cuda").manual_seed(0)):
+            for indices in there.batches(64, generator):
+                there.weights(indices)
+                there.update(indices, winners)
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert kkt_residual(there.conditional, there.probabilities(exact=True), 1e-3, 0.1) < 1e-11

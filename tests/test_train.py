@@ -20,6 +20,7 @@ import torch
 from lightning_fabric import Fabric
 from lightning_fabric.plugins.precision import MixedPrecision
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from posterior_trees import LeafBalancer, Tree, load, store
 from posterior_trees.build import build_predictor
@@ -253,6 +254,99 @@ def test_the_head_and_the_network_have_their_own_learning_rates(tmp_path, recipe
         after = train(chosen, tmp_path / still, images).network.state_dict()
         moved = {name.split(".")[0] for name in after if not torch.equal(after[name], before[name])}
         assert moved == ({"head"} if still == "lr" else {"encoder", "decoder", "to_image"})
+
+
+def read_rates_from_tensors(monkeypatch) -> None:
+    """Optimisers as on CUDA, where a recorded step reads its rates from the device."""
+    import posterior_trees.learn as module
+
+    def on_device(*arguments):
+        optimizer = make_optimizer(*arguments)
+        for group in optimizer.param_groups:
+            group["lr"] = torch.tensor(group["lr"])
+        return optimizer
+
+    monkeypatch.setattr(module, "make_optimizer", on_device)
+
+
+def test_rates_in_tensors_are_the_same_rates_also_after_a_stop(
+    tmp_path, recipe, images, monkeypatch
+):
+    changes = "optimizer.warmup_steps=4", "optimizer.head_lr=0.01", "optimizer.weight_decay=0.1"
+    train(recipe(*changes), tmp_path / "plain", images)
+    read_rates_from_tensors(monkeypatch)
+    train(recipe(*changes), tmp_path / "whole", images)
+
+    def watch(steps: Iterator[int], first: int, total: int) -> Iterator[int]:
+        return (step for step in steps if step < 4)
+
+    for _ in range(2):
+        train(recipe(*changes), tmp_path / "parts", images, watch=watch)
+        watch = None
+    assert_same_run(tmp_path / "parts", tmp_path / "whole")
+    plain, whole = state_of(tmp_path / "plain"), state_of(tmp_path / "whole")
+    for name in plain:
+        if name.startswith("network/"):
+            torch.testing.assert_close(whole[name], plain[name], rtol=1e-4, atol=1e-6)
+
+
+class Launches(TorchDispatchMode):
+    """Counts what would be launched on a GPU. Free are views, new memory, what stays on the CPU
+    there (one random number), and checks that are made only here."""
+
+    FREE = (
+        "view", "slice", "select", "unbind", "detach", "alias", "empty", "lift_fresh", "diagonal",
+        "t", "transpose", "permute", "unsqueeze", "split", "random_", "bitwise_or_", "aminmax",
+        "_local_scalar_dense",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, function, types, arguments=(), options=None):
+        name = function.overloadpacket.__name__
+        self.names += [] if name in self.FREE else [name]
+        return function(*arguments, **(options or {}))
+
+
+@pytest.mark.parametrize(("is_balanced", "most"), [("false", 6), ("true", 46)])
+def test_a_step_is_one_recording_and_a_few_launches(
+    tmp_path, recipe, blobs, monkeypatch, is_balanced, most
+):
+    """Images, measurement and one copy of numbers; all else is part of what CUDA replays. The
+    balancer comes on top: a solution, a choice, weights and counts."""
+    read_rates_from_tensors(monkeypatch)
+    chosen = recipe("loss.conscience=0.5", "training.ema=1.0", "optimizer.head_lr=0.01",
+                    f"balancer.is_on={is_balanced}", "balancer.start=0")  # fmt: skip
+    fabric, run = make_fabric(chosen, "cpu"), Run(tmp_path, chosen)
+    trainer = Trainer(chosen, build_predictor(chosen), blobs(24), None, fabric, run)
+    monkeypatch.setattr(trainer, "_refuse_nan", lambda: None)
+    winners = torch.zeros(8, dtype=torch.long)
+    monkeypatch.setattr(trainer.learner, "_learn", lambda x, y, weights: winners)
+    trainer.advance(0)
+    with Launches() as launches:
+        trainer.advance(1)
+    assert len(launches.names) <= most, launches.names
+    assert "randperm" not in launches.names  # numbers for all samples would have to travel
+
+
+@pytest.mark.gpu
+def test_a_recorded_run_is_the_plain_run(tmp_path, recipe, images):
+    """Rates, conscience, health and balancer go on while the step is replayed."""
+    logs = []
+    for capture in ("true", "false"):
+        chosen = recipe(
+            "optimizer.schedule=cosine", "optimizer.head_lr=0.01", "loss.conscience=0.5",
+            "balancer.is_on=true", "balancer.start=1", "training.ema=0.5", "training.epochs=6",
+            f"training.capture={capture}",
+        )  # fmt: skip
+        fit(chosen, tmp_path / capture, images=images, accelerator="cuda")
+        logs.append(log_of(tmp_path / capture))
+    for one, other in zip(*logs, strict=True):
+        assert sum(one["leaf_usage"]) == pytest.approx(1, abs=1e-4)
+        for key in ("squared", "root_mse", "nll", "entropy", "val_loss", "lr", "epsilon"):
+            assert one[key] == pytest.approx(other[key], rel=0.02), key
 
 
 def test_only_weights_before_a_normalisation_decay(recipe):
@@ -512,7 +606,7 @@ def test_health_is_the_mean_over_the_epoch_and_then_starts_again():
     parts = [line[k] for k in ("squared", "nll", "entropy", "root_mse")]
     assert parts == [3.5, 7.0, 10.5, 14.0]
     assert line["leaf_usage"] == [0.25, 0.5, 0.25]
-    assert again.images == 0
+    assert again.summary(1.0)["squared"] == 0
     assert perplexity([0.25] * 4) == pytest.approx(4)
 
 

@@ -33,8 +33,9 @@ from posterior_trees.drawing import closed_form, exact_form
 from posterior_trees.seeding import make_marks, shake
 
 REBASE_EPOCHS = 32  # stored counts double every epoch; this often they are scaled back
+AT_ONCE = 1024  # samples counted together: each is compared with each, to find repeated ones
 GRAM_UPDATES = 2000  # the running P Pᵀ is recomputed this often, against drift
-TIE = 2.0**-24  # smaller differences, in draws, are no preference; leaves bits for a random order
+DIGITS = 7  # of a draw; smaller differences are no preference, and leave bits for a random order
 TENSORS = ("conditional", "totals", "gram", "debt", "dual", "in_force")
 NUMBERS = ("age", "updates", "due", "active")
 
@@ -113,7 +114,8 @@ class LeafBalancer:
         epochs = len(indices) / self.num_samples
         self.age += len(indices)
         gain = (1.0 - 2.0**-epochs) * 2.0 ** (self.age / self.num_samples)
-        self._add(indices, self._wins[winners], gain)
+        for rows, leaves in zip(indices.split(AT_ONCE), winners.split(AT_ONCE), strict=True):
+            self._add(rows, self._wins[leaves], gain)
         self.updates += 1
         if self.updates % GRAM_UPDATES == 0:
             self.gram = self.conditional.T @ self.conditional
@@ -199,13 +201,14 @@ class LeafBalancer:
             behind = self.num_samples * (q - self.totals / self.totals.sum().clamp_min(1e-300))
         else:
             behind = torch.add(self.debt, q, alpha=size)
-        # Equals come in random order: whole numbers, and luck in ± 1/4.
-        chosen = (behind / TIE).round_().add_(luck, alpha=2.0**-65).topk(size).indices
+        # Equals come in random order: luck is at most a quarter of the last digit.
+        scores = behind.round(decimals=DIGITS).add_(luck, alpha=2.0**-65 * 0.1**DIGITS)
+        chosen = scores.topk(size).indices
         if not self.window:
             # Different samples cannot serve a q_j > 1/size: what it asks beyond that is forgiven.
-            least = behind[chosen].min()
-            behind.index_add_(0, chosen, q.new_ones(1).expand(size), alpha=-1.0)
-            self.debt = torch.minimum(behind, least)
+            taken = behind[chosen]
+            behind[chosen] = taken - 1.0
+            self.debt = torch.minimum(behind, taken.min())
         return chosen
 
     def _bring(self, numbers: Tensor, limit: int, name: str) -> Tensor:

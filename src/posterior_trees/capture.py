@@ -2,7 +2,8 @@
 
 The kernels of a small network run faster than Python can launch them one by one. After a few plain
 calls the step is recorded once, and then replayed: new inputs are copied into the places the
-recording reads from, and what it returns is overwritten by the next call.
+recording reads from, by one launch where they are alike, and what it returns is overwritten by the
+next call.
 """
 
 from collections.abc import Callable
@@ -34,8 +35,7 @@ class Capture:
     def _call(self, *inputs: Tensor):
         if self.places is None:
             self.places = tuple(tensor.clone() for tensor in inputs)
-        for place, tensor in zip(self.places, inputs, strict=True):
-            place.copy_(tensor)
+        torch._foreach_copy_(self.places, inputs)
         if self.calls < WARM_UP:
             self.calls += 1
             return self._call_aside(*self.places)

@@ -13,7 +13,7 @@ Elsewhere the network is fused by `torch.compile` and stays in float32.
 
 import copy
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -85,7 +85,7 @@ class FastPredictor(TreePredictor):
 
 
 @contextmanager
-def tuned_convolutions() -> Iterator[None]:
+def tuned_convolutions() -> Generator[None, None, None]:
     """Let cuDNN try its ways to convolve before a call is recorded, and keep the fastest; unless
     the user wants the same one every time."""
     before = torch.backends.cudnn.benchmark

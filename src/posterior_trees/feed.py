@@ -49,6 +49,7 @@ class Feed:
             device=predictor.device,
         )
         self.order: tuple[int, Tensor] | None = None
+        self.ones = torch.ones(self.batch_size // processes, device=predictor.device)
 
     def draw(self, step: int) -> Tensor:
         """The indices of the whole batch of a step."""
@@ -66,13 +67,18 @@ class Feed:
         """This process's part of a batch."""
         return indices[self.rank :: self.processes]
 
+    def weights(self, mine: Tensor) -> Tensor:
+        """What the losses of these images count; 1 while the balancer is not at work."""
+        return self.balancer.weights(mine) if self.balancer.active else self.ones
+
     def measured(self, mine: Tensor, step: int) -> tuple[Tensor, Tensor]:
         """Clean images and measurements of this process. It draws the random numbers of the whole
         batch, and gives each image those of its place there, however many processes there are."""
         generator, spec = self.generator(step, 3), self.recipe.data
         x, y = self.images.batch(mine)
-        x = x.repeat_interleave(self.processes, dim=0)
-        y = None if y is None else y.repeat_interleave(self.processes, dim=0)
+        if self.processes > 1:
+            x = x.repeat_interleave(self.processes, dim=0)
+            y = None if y is None else y.repeat_interleave(self.processes, dim=0)
         if spec.augment or spec.patch:
             x, y = augment(x, y, spec.augment, spec.patch, generator)
         y = self.predictor.measure(x, generator) if y is None else y

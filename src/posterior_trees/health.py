@@ -1,4 +1,7 @@
-"""Early signs of a tree's health during an epoch: which leaves win, and how sure the tree is."""
+"""Early signs of a tree's health during an epoch: which leaves win, and how sure the tree is.
+
+What is noted are sums in fixed places, so that taking note can be part of a recorded step.
+"""
 
 import math
 from typing import Any
@@ -22,26 +25,25 @@ class Health:
         self.usage = torch.zeros(num_leaves, device=device)
         wide = torch.float32 if device.type == "mps" else torch.float64  # Apple's have no float64
         self.sums = torch.zeros(4, dtype=wide, device=device)  # squared, root, nll, entropy
-        self.images = 0
 
     def sum(self, loss: Objective) -> Tensor:
         """The parts of a batch's loss, summed over its images."""
-        parts = [loss.squared, loss.root, loss.nll, loss.entropy]
-        return torch.stack([part.detach().to(self.sums.dtype).sum() for part in parts])
+        parts = torch.stack([loss.squared, loss.root, loss.nll, loss.entropy])
+        return parts.detach().sum(dim=1, dtype=self.sums.dtype)
 
     def note(self, sums: Tensor, winners: Tensor) -> None:
         """Take note of a batch, of all processes together: summed losses and winning leaves."""
         self.usage.index_add_(0, winners, torch.ones_like(winners, dtype=self.usage.dtype))
-        self.sums += sums
-        self.images += len(winners)
+        self.sums.add_(sums)
 
     def is_finite(self) -> bool:
         return bool(self.sums.isfinite().all())
 
     def summary(self, epsilon: float) -> dict[str, Any]:
         """The epoch's means; starts the next epoch."""
-        squared, root, nll, entropy = (self.sums / max(self.images, 1)).tolist()
-        usage = (self.usage / self.usage.sum().clamp(min=1)).tolist()
+        images = self.usage.sum().clamp(min=1)
+        squared, root, nll, entropy = (self.sums / images).tolist()
+        usage = (self.usage / images).tolist()
         line: dict[str, Any] = {
             "squared": squared,
             "root_mse": root,
@@ -59,16 +61,14 @@ class Health:
             )
         self.usage.zero_()
         self.sums.zero_()
-        self.images = 0
         return line
 
     def state_dict(self) -> dict[str, Any]:
-        return {"usage": self.usage, "sums": self.sums, "images": self.images}
+        return {"usage": self.usage, "sums": self.sums}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.usage.copy_(state["usage"])
         self.sums.copy_(state["sums"])
-        self.images = state["images"]
 
 
 def warn_of_deafness(line: dict[str, Any], progress: float) -> None:

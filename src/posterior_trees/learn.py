@@ -1,20 +1,22 @@
 r"""What a tree learns from one batch: losses, gradients, the optimiser's step, the running average.
 
 A step is a function of tensors only. What changes from step to step (learning rates, $\varepsilon$,
-the average's share, handicaps) is put into tensors first, so that on CUDA the step can be recorded
-once and replayed (`capture.py`); it can also be compiled, and shared by processes (`devices.py`).
+the average's share, the strength of the conscience) is put into one tensor first, and all it takes
+note of stays in its place, so that on CUDA the step can be recorded once and replayed
+(`capture.py`); it can also be compiled, and shared by processes (`devices.py`).
 """
 
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from lightning_fabric import Fabric
 from torch import Tensor, nn
 
 from posterior_trees.capture import Capture
 from posterior_trees.conscience import handicaps, note_taught, start_bias, strength_at
 from posterior_trees.devices import gather_leaves, sum_over_processes
+from posterior_trees.health import Health
 from posterior_trees.loss import Objective, epsilon_at, objective
 from posterior_trees.networks.head import Leaves
 from posterior_trees.networks.norm import has_kernels
@@ -28,16 +30,24 @@ class Learner:
     optimiser, schedule, handicaps."""
 
     def __init__(
-        self, recipe: Recipe, predictor: TreePredictor, fabric: Fabric, steps_per_epoch: int
+        self,
+        recipe: Recipe,
+        predictor: TreePredictor,
+        fabric: Fabric,
+        steps_per_epoch: int,
+        health: Health,
     ) -> None:
         self.recipe, self.predictor, self.fabric = recipe, predictor, fabric
-        self.steps_per_epoch = steps_per_epoch
+        self.steps_per_epoch, self.health = steps_per_epoch, health
         self.total_steps = recipe.training.epochs * steps_per_epoch
         self.schedule = Schedule(recipe.optimizer, self.total_steps)
         self.optimizer = make_optimizer(recipe, predictor.network, fabric.device)
         self.network, self.wrapped = self._set_up(predictor.network)
         self.average = Average(self.network, recipe.training.ema * steps_per_epoch)
         self.bias = start_bias(predictor.branching, fabric.device)
+        groups = len(self.optimizer.param_groups)
+        self.numbers = torch.zeros(groups + 3, device=fabric.device)
+        self._place_rates()
         self.beta = 0.0 if recipe.loss.probability == "paper" else recipe.loss.beta
 
     def learn(
@@ -46,43 +56,42 @@ class Learner:
         x: Float[Tensor, "b *shape"],
         y: Float[Tensor, "b *measured"],
         weights: Float[Tensor, "b"],
-    ) -> Objective:
-        """One optimiser step on this process's part of a batch, whose losses count by `weights`."""
-        loss = self._learn(x, y, weights, *self._set_rates(step), *self._conscience(step))
-        if self.recipe.loss.conscience:
-            taught = gather_leaves(self.fabric, loss.taught)
-            note_taught(self.bias, taught, self.predictor.branching)
-        return loss
+    ) -> Int[Tensor, "batch"]:
+        """One optimiser step on this process's part of a batch, whose losses count by `weights`.
+        Returns the leaves that the images of the whole batch reach, until the next call."""
+        self._set_numbers(step)
+        return self._learn(x, y, weights)
 
     def epsilon(self, epoch: float | int) -> float:
         """The losers' weight after so many epochs."""
         spec = self.recipe.loss
         return max(epsilon_at(epoch, spec.epsilon_start, spec.epsilon_scale), spec.epsilon_floor)
 
-    def _set_rates(self, step: int) -> tuple[Tensor, Tensor]:
-        """Set the learning rates of a step; returns ε and the share of the new weights in the
-        running average, as tensors so that a recorded step sees them change."""
-        for group in self.optimizer.param_groups:
-            rate = self.schedule.lr(group["base_lr"], step)
-            if isinstance(group["lr"], Tensor):
-                group["lr"].fill_(rate)
-            else:
+    def _set_numbers(self, step: int) -> None:
+        """The numbers of a step: the learning rate of each group, ε, the share of the new weights
+        in the running average, and the strength of the conscience."""
+        groups = self.optimizer.param_groups
+        rates = [self.schedule.lr(group["base_lr"], step) for group in groups]
+        for group, rate in zip(groups, rates, strict=True):
+            if not isinstance(group["lr"], Tensor):
                 group["lr"] = rate
-        numbers = self.epsilon(step / self.steps_per_epoch), self.average.share(step)
-        epsilon, share = (torch.full((), n, device=self.fabric.device) for n in numbers)
-        return epsilon, share
-
-    def _conscience(self, step: int) -> tuple[Tensor, ...]:
-        """What winning costs each node now; nothing if the recipe has no conscience."""
-        if not self.recipe.loss.conscience:
-            return ()
+        epsilon = self.epsilon(step / self.steps_per_epoch)
         strength = strength_at(step / self.total_steps, self.recipe.loss.conscience)
-        return self.bias, torch.full((), strength, device=self.fabric.device)
+        numbers = torch.tensor([*rates, epsilon, self.average.share(step), strength])
+        self.numbers.copy_(numbers, non_blocking=True)  # CUDA reads few bytes before it returns
 
-    def _learn(self, x: Tensor, y: Tensor, weights: Tensor, epsilon: Tensor, share: Tensor, *wins):
-        """Forward, backward, optimiser and running average."""
+    def _place_rates(self) -> None:
+        """On CUDA the optimiser reads its rates where `_set_numbers` puts them."""
+        for group, place in zip(self.optimizer.param_groups, self.numbers, strict=False):
+            if isinstance(group["lr"], Tensor):
+                group["lr"] = place
+
+    def _learn(self, x: Tensor, y: Tensor, weights: Tensor) -> Tensor:
+        """Forward, backward, optimiser, running average, and what is to be noted."""
+        epsilon, share, strength = self.numbers[-3:]
         self.wrapped.train()
         leaves = self.wrapped(self.predictor.view(y))
+        wins = (self.bias, strength) if self.recipe.loss.conscience else ()
         loss = self._judge(leaves, x, y, epsilon, *wins)
         scale = self._mean(loss.root.mean())
         self.fabric.backward((weights * loss.total(self.beta, scale)).mean())
@@ -93,7 +102,16 @@ class Learner:
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.average.update(share)
-        return loss._replace(squared=loss.squared.detach(), nll=loss.nll.detach())
+        return self._note(loss)
+
+    def _note(self, loss: Objective) -> Tensor:
+        """Take note of a batch, of all processes together; returns the leaves its images reach."""
+        if loss.taught is not None:
+            taught = gather_leaves(self.fabric, loss.taught)
+            note_taught(self.bias, taught, self.predictor.branching)
+        winners = gather_leaves(self.fabric, loss.leaf)
+        self.health.note(sum_over_processes(self.fabric, self.health.sum(loss)), winners)
+        return winners
 
     def _judge(self, leaves: Leaves, x: Tensor, y: Tensor, epsilon: Tensor, *wins) -> Objective:
         factors = handicaps(wins[0], self.predictor.branching, wins[1]) if wins else None
@@ -128,7 +146,9 @@ class Learner:
         return before
 
     def is_finite(self) -> bool:
-        return bool(torch.stack([w.isfinite().all() for w in self.average.weights]).all())
+        """Whether all weights are: 0 times another is NaN. Few launches for many weights."""
+        zeros = torch._foreach_mul(self.average.weights, 0.0)
+        return bool(torch.stack(torch._foreach_norm(zeros)).isfinite().all())
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -147,6 +167,7 @@ class Learner:
         slots = {int(k): v for k, v in state.get("optimizer", {}).items()}
         groups = self.optimizer.state_dict()["param_groups"]
         self.optimizer.load_state_dict({"state": slots, "param_groups": groups})
+        self._place_rates()
         self.schedule.load_state_dict(state["schedule"])
         self.bias.copy_(state.get("bias", self.bias))
         if state.get("precision"):  # the gradient scaler of 16-mixed; other precisions have none

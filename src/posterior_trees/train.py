@@ -1,6 +1,6 @@
 """Training: one loop for a laptop, several GPUs or several machines, resumable at any moment.
 
-A step draws a batch (`feed.py`), learns from it (`learn.py`) and takes note of it (`health.py`).
+A step draws a batch (`feed.py`), learns from it and takes note of it (`learn.py`, `health.py`).
 Everything random in step `s` follows from `(seed, s)`. So a run that was killed and started again
 computes what it would have computed: on the CPU bit for bit.
 """
@@ -18,7 +18,7 @@ from posterior_trees.build import build_predictor
 from posterior_trees.calibrate import calibrate_run, find_layer
 from posterior_trees.checkpoint import provenance, save_model, start_from
 from posterior_trees.data import ImageSet, grid_patches, load_split
-from posterior_trees.devices import gather_leaves, make_fabric, sum_over_processes
+from posterior_trees.devices import make_fabric
 from posterior_trees.evaluate import validate
 from posterior_trees.feed import Feed
 from posterior_trees.health import Health, warn_of_deafness
@@ -112,9 +112,9 @@ class Trainer:
             processes=fabric.world_size,
         )
         self.steps_per_epoch, self.balancer = self.feed.steps_per_epoch, self.feed.balancer
-        self.learner = Learner(recipe, self.predictor, fabric, self.steps_per_epoch)
-        self.total_steps = self.learner.total_steps
         self.health = Health(predictor.num_leaves, fabric.device)
+        self.learner = Learner(recipe, self.predictor, fabric, self.steps_per_epoch, self.health)
+        self.total_steps = self.learner.total_steps
         self.step, self.seconds, self.saved_at = 0, 0.0, time.monotonic()
         self.best = math.inf
         self.brightness: list[float] | None = None
@@ -128,11 +128,9 @@ class Trainer:
         mine = self.feed.share(indices)
         x, y = self.feed.measured(mine, step)
         self._seed_dropout(step)
-        loss = self.learner.learn(step, x, y, self.balancer.weights(mine))
-        winners = gather_leaves(self.fabric, loss.leaf)
+        winners = self.learner.learn(step, x, y, self.feed.weights(mine))
         if self.recipe.balancer.is_on:
             self.balancer.update(indices, winners)
-        self.health.note(sum_over_processes(self.fabric, self.health.sum(loss)), winners)
         self.step = step + 1
         if self.step % CHECK_EVERY == 0 or self.fabric.device.type == "cpu":
             self._refuse_nan()

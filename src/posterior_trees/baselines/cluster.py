@@ -29,12 +29,10 @@ from posterior_trees.tree import Tree, grow, layout, level_sizes
 
 MAX_ITERATIONS = 300
 MAX_REFILLS = 20
-PATIENCE = 4
-"""Iterations between two looks at a GPU's results: each look waits for all that was asked of it."""
+PATIENCE = {"cpu": 1, "cuda": 3}
+"""Iterations between two looks at the results: on a GPU, a look waits for all that it was asked."""
 CHUNK = 2**20
 """Numbers held at a time, of distances (samples × centres × restarts × images) or coordinates."""
-FAR = 1e15
-"""Coordinates of a centre that no point goes to; their squares still fit float32."""
 
 
 def hierarchical_kmeans(
@@ -91,7 +89,7 @@ def _check(samples: Tensor, levels: tuple[int, ...], depth: int | None, restarts
         raise ValueError(f"samples are {tuple(samples.shape)}; an image needs at least one sample")
     if restarts < 1:
         raise ValueError(f"restarts is {restarts}; K-means runs at least once")
-    if not samples.isfinite().all():
+    if not torch.stack(samples.aminmax()).isfinite().all():
         raise ValueError("samples hold NaN or infinite values; drop those samples first")
 
 
@@ -123,19 +121,29 @@ def _cluster(samples: Tensor, levels: tuple[int, ...], uniform: Tensor) -> tuple
 
 
 def _span(flat: Tensor) -> Tensor:
-    r"""The points about their mean, in an orthonormal basis of their own span if that is smaller.
+    """The points about their mean, in an orthonormal basis of their own span if that is smaller.
 
-    The rows of the Cholesky factor of the Gram matrix, $L L^T = X X^T + \delta I$, have the inner
-    products of the points. In double precision the $\delta$ that a singular matrix needs adds a
-    thirtieth of a unit to every squared distance in float32. There is no precision to spare in
-    float64, nor float64 on every device: R of a QR decomposition is the same, image by image.
+    CUDA decomposes one matrix after the other, but multiplies and factors many at once. In float64
+    there is no precision to spare for that.
     """
-    images, count, size = flat.shape
-    if size <= count or flat.dtype == torch.float64 or flat.device.type == "mps":
-        points = flat - flat.mean(dim=1, keepdim=True)
-        return points if size <= count else torch.linalg.qr(points.mT, mode="r").R.mT
+    if flat.shape[2] > flat.shape[1] and flat.is_cuda and flat.dtype == torch.float32:
+        return _factor(flat)
+    points = flat - flat.mean(dim=1, keepdim=True)
+    if flat.shape[2] <= flat.shape[1]:
+        return points
+    return torch.linalg.qr(points.mT, mode="r").R.mT
+
+
+def _factor(flat: Tensor) -> Tensor:
+    r"""The same up to rotation: rows of the Cholesky factor $L L^T = X X^T + \delta I$.
+
+    They have the inner products of the centred points, up to the $\delta$ that a singular matrix
+    needs: in float64 that is so little that it adds $1/32$ of a unit squared (see `_unit`) to every
+    squared distance, and equal samples stay equal.
+    """
+    images, count, _ = flat.shape
     gram = flat.new_zeros((images, count, count), dtype=torch.float64)
-    for part in flat.split(max(1, 4 * CHUNK // (images * count)), dim=2):
+    for part in flat.split(max(1, 8 * CHUNK // (images * count)), dim=2):
         part = part.double()
         part = part - part.mean(dim=1, keepdim=True)
         gram.baddbmm_(part, part.mT)
@@ -153,13 +161,13 @@ def _unit(dtype: torch.dtype) -> float:
 
 def _measure(points: Tensor) -> Tensor:
     """The points in units of the distance up to which they are equal."""
-    largest = points.square().sum(dim=2).amax(dim=1).sqrt()
-    return points / (largest * _unit(points.dtype)).clamp_min(1e-30).reshape(-1, 1, 1)
+    largest = torch.linalg.vector_norm(points, dim=2, keepdim=True).amax(dim=1, keepdim=True)
+    return points / (largest * _unit(points.dtype)).clamp_min(1e-30)
 
 
 def _members(node: Tensor, nodes: int) -> Tensor:
     """Indices of the samples of every node, `(b, nodes, longest)`; of the spare one for padding."""
-    counts = (node.unsqueeze(1) == torch.arange(nodes, device=node.device).unsqueeze(1)).sum(dim=2)
+    counts = _counts(node, nodes)
     last = counts.cumsum(dim=1).unsqueeze(2)
     spare = node.shape[1] - 1
     longest = spare if nodes == 1 else int(counts.max())
@@ -168,9 +176,14 @@ def _members(node: Tensor, nodes: int) -> Tensor:
     return order.gather(1, place.masked_fill(place >= last, spare).flatten(1)).reshape(place.shape)
 
 
+def _counts(node: Tensor, nodes: int) -> Tensor:
+    """How many samples every node has, `(b, nodes)`."""
+    return (node.unsqueeze(1) == torch.arange(nodes, device=node.device).unsqueeze(1)).sum(dim=2)
+
+
 def _means(samples: Tensor, node: Tensor, nodes: int) -> tuple[Tensor, Tensor]:
     """Mean and log-share of the samples of every leaf; a leaf without samples is absent."""
-    counts = torch.nn.functional.one_hot(node, nodes).sum(dim=1).to(samples.dtype)
+    counts = _counts(node, nodes).to(samples.dtype)
     flat = samples.flatten(2)
     offset = flat.mean(dim=1, keepdim=True)
     sums = flat.new_zeros(len(flat), nodes, flat.shape[2])
@@ -187,27 +200,26 @@ def _candidates(k: int) -> int:
 def _seed(points: Tensor, k: int, uniform: Tensor) -> Float[Tensor, "p r k d"]:
     """Greedy k-means++: each centre is the best of a few points drawn ∝ squared distance.
 
-    When no point is left apart from the centres, the remaining ones are far away.
+    When no point is left apart from the centres, the remaining ones are NaN.
     """
     present, tries = points[..., -1].unsqueeze(1), _candidates(k)
+    count = present.sum(dim=2, keepdim=True)
     # Just below 1, so that no height reaches the total.
     uniform = uniform * (1 - 1e-6)
-    chosen = [(uniform[:, :, :1] * present.sum(dim=2, keepdim=True)).long()]
-    totals = [present.sum(dim=2, keepdim=True).expand_as(chosen[0])]
+    chosen, totals = [(uniform[:, :, :1] * count).long()], [count.expand(-1, uniform.shape[1], -1)]
     closest = _squares(points, chosen[0]).squeeze(2) * present
-    for number in range(1, k):
+    for draws in uniform[:, :, 1 : 1 + (k - 1) * tries].split(tries, dim=2):
         running = closest.cumsum(dim=2)
-        total = running[:, :, -1:]
-        heights = uniform[:, :, 1 + (number - 1) * tries : 1 + number * tries] * total
-        tried = torch.searchsorted(running, heights, right=True).clamp_max(points.shape[1] - 1)
+        totals.append(running[:, :, -1:])
+        tried = torch.searchsorted(running, draws * totals[-1], right=True)
+        tried = tried.clamp_max(points.shape[1] - 1)
         reached = torch.minimum(_squares(points, tried), closest.unsqueeze(2))
         best = reached.sum(dim=3).min(dim=2, keepdim=True).indices
         closest = reached.take_along_dim(best.unsqueeze(3), dim=2).squeeze(2)
         chosen.append(tried.gather(2, best))
-        totals.append(total)
     index = torch.cat(chosen, dim=2).flatten(1).unsqueeze(2).expand(-1, -1, points.shape[2])
     centers = points.gather(1, index).unflatten(1, (-1, k))
-    return centers.masked_fill((torch.cat(totals, dim=2) == 0).unsqueeze(3), FAR)
+    return centers.masked_fill((torch.cat(totals, dim=2) == 0).unsqueeze(3), math.nan)
 
 
 def _squares(points: Tensor, index: Tensor) -> Float[Tensor, "p r t s"]:
@@ -223,16 +235,18 @@ def _lloyd(points: Tensor, centers: Tensor) -> Int[Tensor, "p s"]:
 
     A cluster that has lost all its points when the others have settled is filled again.
     """
+    is_wanted = ~centers[..., 0].isnan()
     for _ in range(MAX_REFILLS):
         centers = _settle(points, centers)
         excess, cluster = _assign(points, centers)
-        counts = _sums(points, cluster, centers.shape[2])[..., -1]
-        is_lost = (counts == 0) & (centers[..., -1] == 1)
-        if not is_lost.any():
+        if not (centers[..., 0].isnan() & is_wanted).any():
             break
-        centers = _refill(points, cluster, centers, counts)
-    best = (excess * points[..., -1].unsqueeze(1)).sum(dim=2).min(dim=1).indices
-    return cluster.take_along_dim(best.reshape(-1, 1, 1), dim=1).squeeze(1)
+        centers = _refill(points, cluster, centers)
+    total = (excess * points[..., -1].unsqueeze(1)).sum(dim=2)
+    # Starts that end alike differ by rounding alone (totals are negative): take the first of them.
+    least = total.amin(dim=1, keepdim=True) * (1 - 10 * torch.finfo(total.dtype).eps)
+    best = (total <= least).byte().argmax(dim=1)
+    return cluster.take_along_dim(best.reshape(-1, 1, 1), dim=1).squeeze(1).long()
 
 
 def _settle(points: Tensor, centers: Tensor) -> Tensor:
@@ -241,13 +255,13 @@ def _settle(points: Tensor, centers: Tensor) -> Tensor:
     What has settled stays as it is, so that one may look for it at any time; when half of the
     problems have, only the others go on.
     """
-    patience = 1 if points.device.type == "cpu" else PATIENCE
-    settled = centers.clone()
-    active = torch.arange(len(points), device=points.device)
+    patience = PATIENCE.get(points.device.type, 1)
+    settled, active = centers.clone(), torch.arange(len(points), device=points.device)
     _, cluster = _assign(points, centers)
+    numbers = torch.arange(centers.shape[2], dtype=cluster.dtype, device=points.device)
     for step in range(1, MAX_ITERATIONS + 1):
         before = cluster
-        centers = _move(_sums(points, cluster, centers.shape[2]), centers)
+        centers = _move(points, cluster, numbers)
         _, cluster = _assign(points, centers)
         if step % patience:
             continue
@@ -266,35 +280,43 @@ def _settle(points: Tensor, centers: Tensor) -> Tensor:
 def _assign(points: Tensor, centers: Tensor) -> tuple[Tensor, Tensor]:
     r"""$\lVert c \rVert^2 - 2 x \cdot c$ of every point and its nearest centre, and which that is.
 
-    It is the squared distance less $\lVert x \rVert^2$, which is the same for all centres."""
+    It is the squared distance less $\lVert x \rVert^2$, which is the same for all centres. Ties go
+    to the lowest, and nothing goes to a centre that is NaN.
+    """
     flat = centers.flatten(1, 2)
     norms = flat.square().sum(dim=2, keepdim=True)
     excess = torch.baddbmm(norms, flat, points.mT, alpha=-2).unflatten(1, centers.shape[1:3])
-    return excess.min(dim=2)
+    excess = excess.nan_to_num_(nan=math.inf)
+    if excess.device.type != "cpu":
+        nearest, cluster = excess.min(dim=2)
+        return nearest, cluster
+    # The same for the CPU, which is slow at minima across rows.
+    nearest = excess[:, :, 0]
+    cluster = torch.zeros(nearest.shape, dtype=torch.int16)
+    for number in range(1, centers.shape[2]):
+        cluster.masked_fill_(excess[:, :, number] < nearest, number)
+        nearest = torch.minimum(excess[:, :, number], nearest)
+    return nearest, cluster
 
 
-def _sums(points: Tensor, cluster: Tensor, k: int) -> Float[Tensor, "p r k d"]:
-    """Sums of the points of every cluster; their last coordinate is how many they are."""
-    numbers = torch.arange(k, device=cluster.device).unsqueeze(1)
-    member = (cluster.unsqueeze(2) == numbers).to(points.dtype)
-    return (member.flatten(1, 2) @ points).unflatten(1, member.shape[1:3])
+def _move(points: Tensor, cluster: Tensor, numbers: Tensor) -> Float[Tensor, "p r k d"]:
+    """Means of the clusters, NaN for empty ones: the last coordinate of a sum is its count."""
+    member = (cluster.unsqueeze(2) == numbers.unsqueeze(1)).to(points.dtype)
+    sums = (member.flatten(1, 2) @ points).unflatten(1, member.shape[1:3])
+    return sums / sums[..., -1:]
 
 
-def _move(sums: Tensor, centers: Tensor) -> Tensor:
-    """Means of the clusters; the centre of an empty one stays."""
-    counts = sums[..., -1:]
-    return torch.where(counts > 0, sums / counts, centers)
-
-
-def _refill(points: Tensor, cluster: Tensor, centers: Tensor, counts: Tensor) -> Tensor:
+def _refill(points: Tensor, cluster: Tensor, centers: Tensor) -> Tensor:
     """Centres after every empty cluster got the point farthest from its centre.
 
     The point comes from a cluster that keeps another one. If all points sit on their centres the
     cluster stays empty: there are no more distinct points than clusters.
     """
-    flat = centers.flatten(1, 2)
-    distance = torch.cdist(flat, points, compute_mode="donot_use_mm_for_euclid_dist")
-    distance = distance.unflatten(1, centers.shape[1:3]).amin(dim=2) * points[..., -1].unsqueeze(1)
+    cluster, numbers = cluster.long(), torch.arange(centers.shape[2], device=points.device)
+    present = points[..., -1].unsqueeze(1)
+    counts = ((cluster.unsqueeze(2) == numbers.unsqueeze(1)) * present.unsqueeze(2)).sum(dim=3)
+    own = centers.take_along_dim(cluster.unsqueeze(3), dim=2)
+    distance = torch.linalg.vector_norm(points.unsqueeze(1) - own, dim=3) * present
     for number in range(centers.shape[2]):
         crowded = counts.gather(2, cluster) > 1
         farthest, index = (distance * crowded).max(dim=2, keepdim=True)
@@ -304,4 +326,4 @@ def _refill(points: Tensor, cluster: Tensor, centers: Tensor, counts: Tensor) ->
         distance = distance.scatter(2, index, farthest.masked_fill(moves, 0.0))
         counts = counts.scatter_add(2, source, -moves.to(counts.dtype))
         counts[:, :, number] += moves.squeeze(2)
-    return _move(_sums(points, cluster, centers.shape[2]), centers)
+    return _move(points, cluster, numbers)
