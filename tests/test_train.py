@@ -485,7 +485,7 @@ def test_a_rate_makes_trees_more_predictable(tmp_path, recipe, blobs):
     changes = {
         "none": (),
         "rate": ("loss.rate=100",),
-        "said": ("loss.rate=0.1", "loss.is_rate_relative=true"),
+        "said": ("loss.rate=100", "loss.is_rate_relative=true"),
     }
     for name, change in changes.items():
         chosen = recipe(*FAST, *change, "training.epochs=12", "loss.epsilon_start=1",

@@ -35,7 +35,7 @@ from posterior_trees.seeding import make_marks, shake
 REBASE_EPOCHS = 32  # stored counts double every epoch; this often they are scaled back
 AT_ONCE = 1024  # samples counted together: each is compared with each, to find repeated ones
 GRAM_UPDATES = 2000  # the running P Pᵀ is recomputed this often, against drift
-DIGITS = 7  # of a draw; smaller differences are no preference, and leave bits for a random order
+DIGITS = 9  # of a draw; smaller differences are no preference, and leave bits for a random order
 TENSORS = ("conditional", "totals", "gram", "debt", "dual", "in_force")
 NUMBERS = ("age", "updates", "due", "active")
 
