@@ -6,6 +6,7 @@ import gzip
 import itertools
 import json
 import math
+import re
 import struct
 import subprocess
 from pathlib import Path
@@ -14,18 +15,22 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from standins import make_standins
 
 from posterior_trees import Tree, cli, grow, store
 from posterior_trees.data import DataError, ImageSet
 from posterior_trees.recipe import RecipeError, write_recipe
-from posterior_trees.studies import classifier, clustering, looks
+from posterior_trees.run import read_log
+from posterior_trees.studies import classifier, clustering, figures, looks
 from posterior_trees.studies.classifier import DigitReader
 from posterior_trees.studies.clustering import Posterior, align, cluster, measure
 from posterior_trees.studies.examine import compare, diversity, explained
 from posterior_trees.studies.execute import Place, find_twin, run_all, run_job
+from posterior_trees.studies.findings import Findings
 from posterior_trees.studies.minority import RunnerUp, masses
-from posterior_trees.studies.panels import PANELS
+from posterior_trees.studies.panels import PANELS, decoder_panels
 from posterior_trees.studies.plan import Plan, read_plan
 from posterior_trees.studies.report import write_report
 from posterior_trees.studies.rows import score_row
@@ -554,3 +559,61 @@ def test_a_table_has_means_and_ranges_over_seeds() -> None:
     _, _, a, b = table("some", rows).splitlines()
     assert a.startswith("| A | 2 | 14.10 ± 0.10 | 15.00 ± 0.00 | 1.000 ± 0.000 | +0.010 ± 0.000 |")
     assert b.startswith("| B | 1 | 10.00 | 10.00 |")
+    for psnr in (-40.0, math.nan):
+        lost = table("some", [rows[0], {**rows[1], "psnr": [psnr, 15.0]}])
+        assert "| A (**1 diverged**) | 2 |" in lost
+
+
+@in_repository
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_a_committed_study_shows_the_table_of_its_runs_and_holds_their_logs(file: Path) -> None:
+    plan, folder = read_plan(file), RESULTS / file.stem
+    facts = json.loads((folder / "runs.json").read_text(encoding="utf-8"))
+    written = (folder / "table.md").read_text(encoding="utf-8")
+    assert table(plan.name, facts["runs"]) == written
+    readme = (folder / "README.md").read_text(encoding="utf-8")
+    assert written in readme
+    assert {row["commit"][:7] for row in facts["runs"]} == set(
+        re.findall(r"commit (\w{7})", readme)
+    )
+    assert [row["run"] for row in facts["runs"]] == [job.name for job in plan.jobs]
+    for job in plan.jobs:
+        log, leaves = (folder / f"{job.name}{end}.jsonl" for end in ("", "_leaves"))
+        assert len(read_log(log)) == len(read_log(leaves)) == job.recipe.training.epochs
+    assert (folder / "figure.png").stat().st_size < 700_000
+
+
+# --- figures --------------------------------------------------------------------------------------
+
+
+def test_decoders_are_drawn_task_by_task_and_a_diverged_run_is_only_named(tmp_path: Path) -> None:
+    plan = read_plan(next(file for file in FILES if file.stem == "decoders"))
+    found = Findings(plan, Place(tmp_path, plan), None)
+    found.jobs = list(plan.jobs)
+    for job in plan.jobs:
+        psnr = [-40.0, 10.0, 10.0] if job.name == "digits_shared_0" else [20.0, 20.5, 20.7]
+        found.rows.append({"run": job.name, "psnr": psnr, "diversity": 0.1})
+    digits, eyes, distances = map(draw_panel, decoder_panels(found))
+    assert [np.size(line.get_xdata()) for line in digits.lines] == [3, 0]
+    assert [np.size(line.get_xdata()) for line in eyes.lines] == [3] * 4
+    assert [patch.get_extents().width > 0 for patch in distances.patches] == [True, False] + [
+        True
+    ] * 4
+    colors = [line.get_color() for line in (*digits.lines, *eyes.lines)]
+    assert colors == list(figures.COLORS[:6])
+    assert distances.texts[1].get_text() == " digits, shared: diverged"
+
+
+def test_leaves_beyond_the_limits_are_counted() -> None:
+    lines = [{"epoch": 1, "rmse": [0.3, 0.2, 0.9]}, {"epoch": 2, "rmse": [0.24, 0.9, 1.0]}]
+    axes = draw_panel(figures.leaf_lines("t", lines, "rmse", "RMSE", (0.1, 0.25)))
+    assert [text.get_text() for text in axes.texts] == ["2 of 3 leaves end above:\n0.90 to 1.00"]
+    assert axes.get_ylim() == (0.1, 0.25)
+    near = draw_panel(figures.leaf_lines("t", lines, "rmse", "RMSE", (0.1, 1.1)))
+    assert not near.texts
+
+
+def draw_panel(panel: figures.Panel) -> Axes:
+    axes = Figure().subplots()
+    panel(axes)
+    return axes

@@ -1,6 +1,7 @@
 """The figure of a study: panels with its numbers above, and below them rows of pictures, each the
 truth, the measurement, the root and all leaves of one variant's tree of the same image."""
 
+import io
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,6 +11,7 @@ from jaxtyping import Float
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure, SubFigure
 from matplotlib.ticker import MaxNLocator
+from PIL import Image
 from torch import Tensor
 
 from posterior_trees.tree import Tree
@@ -54,7 +56,7 @@ def save_study(file: Path, panels: Sequence[Panel], strips: Sequence[Strip] = ()
         for axes in grid.flat[len(panels) :]:
             axes.axis("off")
     draw_strips(below, strips, columns, LABEL / wide)
-    figure.savefig(file, dpi=DPI)
+    _save(figure, file)
 
 
 def draw_strips(
@@ -87,16 +89,23 @@ def leaf_lines(
     lines: Sequence[dict[str, Any]],
     key: str,
     heading: str,
-    highest: float | int | None = None,
+    limits: tuple[float, float],
 ) -> Panel:
-    """A line per leaf over the epochs, of a list in every line of a log."""
+    """A line per leaf over the epochs, of a list in every line of a log; leaves that end above the
+    limits are counted in the corner."""
 
     def draw(axes: Axes) -> None:
         epochs = [line["epoch"] for line in lines]
         for leaf in range(len(lines[0][key])):
             values = [line[key][leaf] for line in lines]
             axes.plot(epochs, values, color=COLORS[leaf % len(COLORS)], linewidth=1)
-        axes.set(xlabel="epoch", ylabel=heading, ylim=(0, highest))
+        above = [value for value in lines[-1][key] if value > limits[1]]
+        if above:
+            count = f"{len(above)} of {len(lines[-1][key])} leaves end above:"
+            text = f"{count}\n{min(above):.2f} to {max(above):.2f}"
+            axes.text(0.98, 0.95, text, transform=axes.transAxes, ha="right", va="top",
+                      fontsize=7, color=INK)  # fmt: skip
+        axes.set(xlabel="epoch", ylabel=heading, ylim=limits)
         axes.set_title(title, fontsize=9, color=INK)
 
     return draw
@@ -121,33 +130,41 @@ def leaf_shares(title: str, log: Sequence[dict[str, Any]]) -> Panel:
 
 
 def curves(
-    title: str, xlabel: str, ylabel: str, values: Mapping[str, tuple[Numbers, Numbers]]
+    title: str,
+    xlabel: str,
+    ylabel: str,
+    values: Mapping[str, tuple[Numbers, Numbers]],
+    *,
+    first: int = 0,
+    has_names: bool = True,
 ) -> Panel:
-    """A named line for each pair of coordinates."""
+    """A line for each pair of coordinates, in the colours from number `first` on."""
 
     def draw(axes: Axes) -> None:
-        for number, (name, (across, up)) in enumerate(values.items()):
+        for number, (name, (across, up)) in enumerate(values.items(), first):
             axes.plot(
                 across, up, ".-", color=COLORS[number % len(COLORS)], linewidth=1.2, label=name
             )
         axes.set(xlabel=xlabel, ylabel=ylabel)
         axes.set_title(title, fontsize=9, color=INK)
-        axes.legend(frameon=False, fontsize=6.5)
+        if has_names:
+            axes.legend(frameon=False, fontsize=6.5)
 
     return draw
 
 
 def bars(title: str, values: dict[str, float], reference: dict[str, float] | None = None) -> Panel:
-    """A bar for each name; `reference` puts a mark on it."""
+    """A bar under each name; `reference` puts a mark on it."""
 
     def draw(axes: Axes) -> None:
         places = range(len(values))
-        axes.barh(places, list(values.values()), color=COLORS[: len(values)], height=0.6)
+        axes.barh(places, list(values.values()), color=COLORS[: len(values)], height=0.4)
         axes.locator_params(axis="x", nbins=5)  # more would run into each other
         if reference:
-            axes.plot(list(reference.values()), places, "|", color=INK, markersize=14)
-        axes.set_yticks(places, list(values), fontsize=7)
-        axes.invert_yaxis()
+            axes.plot(list(reference.values()), places, "|", color=INK, markersize=12)
+        for place, name in zip(places, values, strict=True):
+            axes.text(0, place - 0.28, f" {name}", fontsize=7, color=INK)
+        axes.set(yticks=[], ylim=(len(values) - 0.6, -0.75))
         axes.set_title(title, fontsize=9, color=INK)
 
     return draw
@@ -163,6 +180,13 @@ def points(title: str, one: str, other: str, a: Tensor, b: Tensor) -> Panel:
         axes.set_title(title, fontsize=9, color=INK)
 
     return draw
+
+
+def _save(figure: Figure, file: Path) -> None:
+    """As a PNG of 256 colours: photos take a quarter of the space and look the same."""
+    content = io.BytesIO()
+    figure.savefig(content, format="png", dpi=DPI)
+    Image.open(content).convert("RGB").quantize(256, kmeans=2).save(file, "PNG", optimize=True)
 
 
 def _finish(axes: Axes) -> None:

@@ -5,11 +5,13 @@ from collections.abc import Callable
 from posterior_trees.run import read_log
 from posterior_trees.studies import figures
 from posterior_trees.studies.findings import Findings
+from posterior_trees.studies.rows import REACHED, has_diverged
 from posterior_trees.studies.watch import read_watch
 
 
 def epsilon_panels(found: Findings) -> list[figures.Panel]:
-    """ε over the epochs, and the distance of every leaf from the truth."""
+    """ε over the epochs, and the distance of every leaf from the truth; the range is that of the
+    leaves which are alive in the end, because dead ones are several times as far away."""
     lines = {name: read_watch(found.place.run(job)) for name, job in found.first.items()}
     schedule = {
         found.first[name].label: ([r["epoch"] for r in rows], [r["epsilon"] for r in rows])
@@ -18,12 +20,18 @@ def epsilon_panels(found: Findings) -> list[figures.Panel]:
     for rows in lines.values():
         for row in rows:
             row["leaf_rmse"] = [value**0.5 for value in row["leaf_mse"]]
-    highest = 1.05 * max(max(row["leaf_rmse"]) for rows in lines.values() for row in rows)
+    alive = [
+        [row["leaf_rmse"][leaf] for row in rows]
+        for rows in lines.values()
+        for leaf, share in enumerate(rows[-1]["leaf_share"])
+        if share >= REACHED
+    ]
+    limits = 0.97 * min(map(min, alive)), 1.08 * max(values[-1] for values in alive)
     return [
         figures.curves("ε at the end of an epoch", "epoch", "ε", schedule),
         *(
             figures.leaf_lines(
-                found.first[name].label, rows, "leaf_rmse", "RMSE of each leaf", highest
+                found.first[name].label, rows, "leaf_rmse", "RMSE of each leaf", limits
             )
             for name, rows in lines.items()
         ),
@@ -72,6 +80,27 @@ def gain_panels(found: Findings) -> list[figures.Panel]:
     ]
 
 
+def decoder_panels(found: Findings) -> list[figures.Panel]:
+    """PSNR at each depth, a panel per task, and the distance between leaves, whose names are those
+    of the curves too. A run that diverged is not drawn: nothing else could be seen beside it."""
+    rows = {row["run"]: row for row in found.rows}
+    curves: dict[str, dict[str, tuple[figures.Numbers, figures.Numbers]]] = {}
+    distances = {}
+    for job in found.first.values():
+        psnr, label, distance = rows[job.name]["psnr"], job.label, rows[job.name]["diversity"]
+        if has_diverged(rows[job.name]):
+            psnr, label, distance = [], f"{label}: diverged", 0.0
+        curves.setdefault(job.recipe.task, {})[label] = range(len(psnr)), psnr
+        distances[label] = distance
+    panels, first = [], 0
+    for task, values in curves.items():
+        title = f"PSNR, {task.replace('_', ' ')}"
+        panels.append(figures.curves(title, "depth", "dB", values, first=first, has_names=False))
+        first += len(values)
+    in_order = {label: distances[label] for values in curves.values() for label in values}
+    return [*panels, figures.bars("distance between leaves", in_order)]
+
+
 def look_panels(found: Findings) -> list[figures.Panel]:
     """How many users have seen the right picture after so many looks."""
     lines = {}
@@ -91,6 +120,6 @@ PANELS: dict[str, Callable[[Findings], list[figures.Panel]]] = {
     "epsilon": epsilon_panels,
     "balancer": balancer_panels,
     "layouts": layout_panels,
-    "decoders": gain_panels,
+    "decoders": decoder_panels,
     "tree_or_flat": look_panels,
 }

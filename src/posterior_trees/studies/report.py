@@ -23,7 +23,7 @@ from posterior_trees.studies.findings import Findings
 from posterior_trees.studies.minority import RunnerUp
 from posterior_trees.studies.panels import PANELS, gain_panels
 from posterior_trees.studies.plan import Plan
-from posterior_trees.studies.rows import examine_run
+from posterior_trees.studies.rows import examine_run, has_diverged
 from posterior_trees.studies.tables import table
 from posterior_trees.studies.watch import SHOWN, load_snapshot, read_watch
 
@@ -90,6 +90,8 @@ def strips(found: Findings) -> list[figures.Strip]:
             kept = load_snapshot(found.place.run(job), epoch)[-1]
             drawn.append(figures.Strip(f"{job.label}\nepoch {epoch}", kept, x, y))
         end = "\nend" if found.plan.snapshots else ""
+        row = next(row for row in found.rows if row["run"] == job.name)
+        end += "\ndiverged" if has_diverged(row) else ""
         drawn.append(figures.Strip(job.label + end, tree, x, y))
     return drawn
 

@@ -80,6 +80,11 @@ def score_row(judged: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def has_diverged(row: dict[str, Any]) -> bool:
+    """Is the root's PSNR no number above 0 dB, its error as large as the whole range of values?"""
+    return not row["psnr"][0] > 0
+
+
 def training_row(log: list[dict[str, Any]]) -> dict[str, Any]:
     """From the log of the training: how long it took, and how evenly leaves won in its last epoch
     (a number of leaves, at most all)."""

@@ -1,12 +1,13 @@
 """Rows of runs → the Markdown table of a study: a line per variant, means over its seeds.
 
-Where a variant has several seeds a number is followed by ± half the range over them.
+Where a variant has several seeds a number is followed by ± half the range over them. The name of a
+variant says so if runs of it diverged; their numbers are shown all the same.
 """
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from posterior_trees.studies.rows import over_seeds
+from posterior_trees.studies.rows import has_diverged, over_seeds
 
 Row = dict[str, Any]
 
@@ -79,9 +80,14 @@ def table(study: str, rows: list[Row]) -> str:
     lines = [f"| {' | '.join(headings)} |", "|---" * len(headings) + "|"]
     for variant in dict.fromkeys(row["variant"] for row in rows):
         mine = [row for row in rows if row["variant"] == variant]
-        cells = [mine[0]["label"], str(len(mine)), *(_cell(column, mine) for column in columns)]
+        cells = [_name(mine), str(len(mine)), *(_cell(column, mine) for column in columns)]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
+
+
+def _name(rows: list[Row]) -> str:
+    diverged = sum(has_diverged(row) for row in rows)
+    return rows[0]["label"] + (f" (**{diverged} diverged**)" if diverged else "")
 
 
 def _cell(column: Column, rows: list[Row]) -> str:
