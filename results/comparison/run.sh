@@ -17,7 +17,8 @@
 # ONLY (names of methods, e.g. "ddnm ddrm": the others keep what they have, and a last call without
 # it makes the whole table), COMPILE (1: fuse the sampling networks, which takes a minute each), SET
 # (changes of all baselines' recipes, e.g. "baseline.base=48 seed=1"), PTREES (ptrees).
-# TRY=1 rehearses a stage on tiny networks: two images, ten samples, two steps; any computer, minutes.
+# TRY=1 rehearses a stage on tiny networks, which learn for seconds: two images, ten samples, two steps;
+# any computer, minutes.
 set -euo pipefail
 STAGE=${1:?which stage? see the head of this file}
 DATA=${DATA:?set DATA to the data folder}
@@ -30,9 +31,9 @@ BASELINES=()
 for change in ${CHANGES[@]+"${CHANGES[@]}"}; do BASELINES+=(--set "$change"); done
 ALL=() TREES=() CHECK=() STEPS="" REPAINT=""
 if [ "${TRY:-0}" != 0 ]; then
-  ALL=(--set training.batch_size=4 --set training.epochs=1 --set training.compile=false)
-  TREES=(--set network.c_init=1 --set training.picture_every=0)
-  BASELINES+=(--set baseline.base=8 --set baseline.width=9 --set baseline.critic=4 --set baseline.log_every=1)
+  ALL=(--set training.epochs=1 --set training.compile=false)
+  TREES=(--set training.batch_size=1000 --set network.width=9 --set training.picture_every=0)
+  BASELINES+=(--set training.batch_size=6 --set baseline.base=8 --set baseline.width=9 --set baseline.critic=4 --set baseline.log_every=1)
   CHECK=(--samples 20 --steps 2)
   IMAGES=2 SAMPLES=10 GROUP=2 STEPS="steps=2" REPAINT="steps=4,jump=2,resamplings=2"
 fi
@@ -44,11 +45,13 @@ left() { # minutes left, at least none
 }
 
 baselines() { # train these recipes one after the other, while there is time
-  local name
+  local name minutes
   for name in "$@"; do
+    minutes=$(left)
+    [ "${TRY:-0}" = 0 ] || minutes=0.2
     if [ $SECONDS -lt $((END - 20)) ]; then
       $PTREES baseline train "recipes/baselines/$name.toml" --data "$DATA" --out "$RUNS/$name" \
-        --minutes "$(left)" ${ALL[@]+"${ALL[@]}"} ${BASELINES[@]+"${BASELINES[@]}"}
+        --minutes "$minutes" ${ALL[@]+"${ALL[@]}"} ${BASELINES[@]+"${BASELINES[@]}"}
     fi
   done
 }
