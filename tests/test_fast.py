@@ -5,7 +5,8 @@ import torch
 from torch import nn
 
 from posterior_trees import UNet, load
-from posterior_trees.fast import RECORDINGS, FastPredictor
+from posterior_trees.capture import LARGE
+from posterior_trees.fast import RECORDINGS, FastPredictor, copies
 from posterior_trees.measure import Inpaint
 from posterior_trees.networks.fold import FoldedUp, fold
 from posterior_trees.predictor import TreePredictor, wrap
@@ -98,6 +99,15 @@ def test_other_backbones_compile_too(uncompiled):
     plain = wrap(nn.Conv2d(3, 8, 3, padding=1), features=8, channels=3, branching=2, depth=1).eval()
     y = torch.rand(2, 3, 9, 11)
     torch.testing.assert_close(plain.compile()(y).leaves, plain(y).leaves)
+
+
+@pytest.mark.parametrize("sizes", [(5, LARGE), (3, 7), (LARGE + 1,)])
+def test_large_and_small_tensors_are_copied_alike(sizes):
+    tensors = [torch.rand(size) for size in sizes]
+    clones = copies(tensors)
+    for clone, tensor in zip(clones, tensors, strict=True):
+        assert torch.equal(clone, tensor)
+        assert clone.data_ptr() != tensor.data_ptr()
 
 
 @pytest.mark.gpu

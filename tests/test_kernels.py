@@ -6,6 +6,7 @@ import contextlib
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 
 from posterior_trees import UNet
@@ -19,12 +20,10 @@ pytest.importorskip(
 from posterior_trees.networks import leafwise, norm
 from posterior_trees.networks.fused import FusedUNet
 from posterior_trees.networks.kernels import norm as kernels
-from posterior_trees.networks.kernels.conv import (
-    LeafWeight,
-    UpWeight,
-    leaf_conv,
-    leaf_up,
-)
+from posterior_trees.networks.kernels import predict, small
+from posterior_trees.networks.kernels.conv import leaf_conv, leaf_up
+from posterior_trees.networks.kernels.plan import deal_out
+from posterior_trees.networks.packing import pack, pack_up
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 NEAR = {"rtol": 1e-4, "atol": 1e-4}
@@ -46,8 +45,8 @@ def maps(*shape: int) -> Tensor:
 
 def wave(like: Tensor) -> Tensor:
     """A gradient that does not depend on how a tensor lies in memory."""
-    numbers = torch.arange(like.numel(), device=like.device, dtype=like.dtype)
-    return torch.sin(0.7 * numbers).reshape(like.shape)
+    numbers = torch.arange(like.numel(), device=like.device, dtype=torch.float64)
+    return torch.sin(0.7 * numbers).reshape(like.shape).to(like.dtype)
 
 
 def gradients(function, *inputs: Tensor) -> list[Tensor]:
@@ -77,7 +76,7 @@ LEAVES = [  # leaves, channels of each before and after, height, width
 def test_a_leaf_meets_only_its_own_weights(leaves, into, out, height, width):
     weight = torch.randn(leaves * out, into, 3, 3, device=DEVICE)
     x = maps(2, leaves * into, height, width)
-    got, sums = leaf_conv(x, LeafWeight(weight, leaves), leaves * out)
+    got, sums = leaf_conv(x, pack(weight, leaves), leaves * out, leaves)
     expected = F.conv2d(x, weight, padding=1, groups=leaves)
     torch.testing.assert_close(got, expected, **NEAR)
     for part, total in zip(sums.sum(dim=1).unbind(1), (expected, expected.square()), strict=True):
@@ -90,14 +89,26 @@ def test_enlarged_features_and_skip_maps_are_never_written(leaves, below, skip):
     weight = layer.weight.detach().to(DEVICE)
     features, maps_across = maps(2, leaves * below, 6, 8), maps(2, leaves * skip, 12, 16)
     of_features, of_skip = parted(weight, leaves)
-    packed = UpWeight(of_features, leaves), LeafWeight(of_skip, leaves)
-    got, sums = leaf_up(features, packed[0], maps_across, packed[1])
+    packed = pack_up(of_features, leaves), pack(of_skip, leaves)
+    got, sums = leaf_up(features, packed[0], maps_across, packed[1], leaves)
     joined = deal(F.interpolate(features, scale_factor=2), maps_across, leaves)
     expected = F.conv2d(joined, weight, padding=1, groups=leaves)
     torch.testing.assert_close(got, expected, **NEAR)
     torch.testing.assert_close(
         sums.sum(dim=1)[:, 0], expected.sum(dim=(2, 3)), rtol=1e-4, atol=1e-2
     )
+
+
+def test_packed_weights_and_parameters_may_lie_anyhow_too():
+    """A compiler may lengthen the rows of what it made."""
+    x, weight = maps(1, 2 * 16, 4, 4), torch.randn(2 * 16, 16, 3, 3, device=DEVICE)
+    packed = pack(weight, 2)
+    longer = F.pad(packed, (0, 3))[..., :-3]
+    got, _ = leaf_conv(x, longer, 2 * 16, 2)
+    torch.testing.assert_close(got, leaf_conv(x, packed, 2 * 16, 2)[0])
+    gamma, beta = torch.randn(32, 2, device=DEVICE).unbind(1)
+    expected = F.leaky_relu(F.group_norm(x, 4, gamma, beta), 0.2)
+    torch.testing.assert_close(norm.fused(x, None, gamma, beta, 4, 1e-5)[0], expected, **NEAR)
 
 
 def test_gradients_of_a_convolution_by_leaf():
@@ -118,19 +129,76 @@ def test_gradients_of_enlarged_and_joined_maps():
     assert_same(got, gradients(plain, *inputs))
 
 
-@pytest.mark.parametrize(("channels", "groups"), [(72, 9), (40, 8), (36, 9), (1100, 4)])
-def test_normalisation_and_its_gradients(channels, groups):
-    size = (12, 16) if channels < 1000 else (4, 4)
+@pytest.fixture(params=["small groups", "groups cut into parts"])
+def kind(request, monkeypatch):
+    """Both ways to normalise, whatever the size."""
+    monkeypatch.setattr(small, "HELD", 10**9 if request.param == "small groups" else 0)
+    return request.param
+
+
+@pytest.mark.parametrize(
+    ("channels", "groups", "size"),
+    [(72, 9, (12, 16)), (40, 8, (5, 7)), (36, 9, (12, 16)), (15, 5, (3, 1)), (1100, 4, (4, 4))],
+)
+def test_normalisation_and_its_gradients(kind, channels, groups, size):
     inputs = 3 * maps(2, channels, *size) + 1, *torch.randn(2, channels, device=DEVICE)
 
     def plain(x, weight, bias):
         return F.leaky_relu(F.group_norm(x, groups, weight, bias), 0.2)
 
     got = gradients(lambda x, w, b: norm.fused(x, None, w, b, groups, 1e-5)[0], *inputs)
-    assert_same(got, gradients(plain, *inputs))
+    exact = gradients(plain, *[tensor.double() for tensor in inputs])
+    assert_same(got, [tensor.float() for tensor in exact])
 
 
-def test_sums_that_a_convolution_left_save_the_pass():
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_normalisation_in_half_precision_is_near(kind, dtype):
+    x, (weight, bias) = maps(2, 36, 6, 10), torch.randn(2, 36, device=DEVICE)
+    expected = F.leaky_relu(F.group_norm(x.double(), 9, weight.double(), bias.double()), 0.2)
+    got = norm.fused(x.to(dtype), None, weight, bias, 9, 1e-5)[0]
+    assert got.dtype == dtype
+    assert (got.double() - expected).norm() / expected.norm() < 1e-2
+
+
+@pytest.mark.parametrize(
+    ("batch", "channels", "area"), [(1, 72, 65536), (70_000, 36, 25), (3, 1152, 256), (2, 5, 1)]
+)
+@pytest.mark.parametrize("how", [kernels.SUMS, kernels.APPLY])
+def test_all_pixels_are_dealt_out_and_any_batch_can_be_launched(batch, channels, area, how):
+    share = deal_out(batch, channels, area, how)
+    assert share.grid[0] == share.parts * batch
+    assert share.parts <= how.parts
+    assert (share.parts - 1) * share.per_part < area <= share.parts * share.per_part
+    assert (share.grid[1] - 1) * share.block < channels <= share.grid[1] * share.block
+    assert share.grid[1] < 2**16  # of CUDA only the first side of a grid may be longer
+
+
+def test_only_groups_that_a_program_holds_are_normalised_at_once(monkeypatch):
+    assert small.fits(maps(1, 9 * 128, 16, 16), 9, 1)
+    assert not small.fits(maps(1, 9 * 128, 16, 17), 9, 1)
+    assert not small.fits(maps(1, 9 * 128, 16, 16), 9, 2)
+    monkeypatch.setattr(kernels, "channel_sums", lambda _: pytest.fail("read the map for its sums"))
+    norm.fused(maps(1, 8, 4, 4), None, *torch.randn(2, 8, device=DEVICE), 2, 1e-5)
+
+
+def test_the_compiler_sees_all_but_the_kernels():
+    """Packing and the rest of the way back are traced, with the same values and gradients."""
+    weight, parameters = torch.randn(32, 32, 3, 3, device=DEVICE), torch.randn(2, 32, device=DEVICE)
+    inputs = maps(1, 32, 2, 4), maps(1, 32, 4, 8), weight, *parameters
+
+    def block(features, skip, w, gamma, beta):
+        return norm.fused(*leafwise.convolve_up(features, skip, w, 2), gamma, beta, 4, 1e-5)[0]
+
+    graph = make_fx(lambda *given: gradients(block, *given), tracing_mode="fake")(*inputs)
+    calls = [str(node.target) for node in graph.graph.nodes]
+    ours = [name.split(".")[1] for name in calls if name.startswith("posterior_trees")]
+    fused = "normalize_and_activate"
+    assert ours == ["leaf_up", fused, f"{fused}_backward", "leaf_conv"]
+    assert_same(graph(*inputs), gradients(block, *inputs))
+
+
+def test_sums_that_a_convolution_left_save_the_pass(monkeypatch):
+    monkeypatch.setattr(small, "HELD", 0)
     x, weight = maps(2, 9 * 16, 8, 12), torch.randn(9 * 8, 16, 3, 3, device=DEVICE)
     out, sums = leafwise.convolve(x, weight, 9)
     parameters = *torch.randn(2, 72, device=DEVICE), 9, 1e-5
@@ -142,21 +210,23 @@ def test_sums_that_a_convolution_left_save_the_pass():
 
 def test_averages_and_halves_of_the_activated_map():
     x = 3 * maps(2, 72, 12, 16) + 1
-    layer = nn.GroupNorm(9, 72).to(DEVICE)
+    layer = nn.GroupNorm(9, 72).to(DEVICE).requires_grad_(False)
     nn.init.normal_(layer.weight), nn.init.normal_(layer.bias)
-    parameters = layer.weight.detach(), layer.bias.detach(), 9, 12 * 16, layer.eps
-    scale, shift, moments = kernels.scale_and_shift(kernels.channel_sums(x), *parameters)
-    expected = F.leaky_relu(layer(x), 0.2).detach()
-    means = x.unflatten(1, (9, -1)).mean(dim=(2, 3, 4))
-    torch.testing.assert_close(moments[:, :, 0], means, **NEAR)
-    out, mean = kernels.normalize_and_average(x, scale, shift)
+    moments = kernels.measure(kernels.channel_sums(x), 9, 12 * 16, layer.eps)
+    how = kernels.Norm(moments, layer.weight, layer.bias)
+    expected = F.leaky_relu(layer(x), 0.2)
+    of_groups = x.unflatten(1, (9, -1)).flatten(2)
+    variances = of_groups.var(dim=2, correction=0) + layer.eps
+    assert_same(list(moments.unbind(2)), [of_groups.mean(dim=2), variances.rsqrt()])
+    assert_same([kernels.normalize(x, how)], [expected])
+    out, mean = kernels.normalize_and_average(x, how)
     assert_same([out, mean.sum(dim=1)], [expected, expected.mean(dim=(2, 3))])
-    out, half = kernels.normalize_and_halve(x, scale, shift)
+    out, half = predict.normalize_and_halve(x, how)
     assert_same([out, half], [expected, F.avg_pool2d(expected, 2)])
     matrix, bias = torch.randn(27, 72, device=DEVICE), torch.randn(27, device=DEVICE)
-    packed = kernels.padded(matrix)
+    packed = predict.padded(matrix)
     bias_block = F.pad(bias, (0, packed.shape[1] - 27))
-    leaves, mean = kernels.to_leaves(x, scale, shift, packed, bias_block, 27)
+    leaves, mean = predict.to_leaves(x, how, packed, bias_block, 27)
     expected_leaves = F.conv2d(expected, matrix[:, :, None, None], bias)
     if DEVICE == "cpu":  # a matrix product of float32 is rounded on CUDA
         torch.testing.assert_close(leaves, expected_leaves, **NEAR)
@@ -164,10 +234,13 @@ def test_averages_and_halves_of_the_activated_map():
 
 
 @pytest.mark.parametrize(
-    ("channels", "steps", "leaves", "width", "size"),
-    [(3, 4, 9, 18, (32, 48)), (3, 3, 4, 12, (16, 16)), (1, 3, 4, 8, (16, 16))],
+    ("channels", "steps", "leaves", "width", "size", "held"),
+    [(3, 3, 9, 36, (16, 24), 256), (3, 3, 4, 12, (16, 16), 0), (1, 3, 4, 8, (16, 16), 10**9)],
 )
-def test_the_fused_network_predicts_the_same(channels, steps, leaves, width, size):
+def test_the_fused_network_predicts_the_same(
+    monkeypatch, channels, steps, leaves, width, size, held
+):
+    monkeypatch.setattr(small, "HELD", held)
     network = (
         UNet(channels, channels, leaves, width=width, steps=steps, dropout=0.2).to(DEVICE).eval()
     )
@@ -193,19 +266,19 @@ def test_maps_may_lie_anyhow_in_memory(form):
     torch.testing.assert_close(norm.fused(x, None, weight, bias, 1, 1e-5)[0], expected, **NEAR)
     sums = kernels.channel_sums(x).sum(dim=1)
     torch.testing.assert_close(sums[:, 0], x.sum(dim=(2, 3)), **NEAR)
-    scale, shift, _ = kernels.scale_and_shift(kernels.channel_sums(x), weight, bias, 1, 96, 1e-5)
-    _, half = kernels.normalize_and_halve(x, scale, shift)
+    moments = kernels.measure(kernels.channel_sums(x), 1, 96, 1e-5)
+    _, half = predict.normalize_and_halve(x, kernels.Norm(moments, weight, bias))
     torch.testing.assert_close(half, F.avg_pool2d(expected, 2), **NEAR)
     of_leaves = torch.randn(2 * channels, channels, 3, 3, device=DEVICE)
-    got, _ = leaf_conv(x, LeafWeight(of_leaves, 1), 2 * channels)
+    got, _ = leaf_conv(x, pack(of_leaves, 1), 2 * channels, 1)
     torch.testing.assert_close(got, F.conv2d(x, of_leaves, padding=1), **NEAR)
 
 
 def test_the_way_back_keeps_the_dtype_of_the_weights():
-    x, weight = maps(2, 16, 4, 4), torch.randn(16, device=DEVICE).bfloat16()
-    out, *saved = norm.fused(x, None, weight.float(), weight.float(), 4, 1e-5)
-    got = norm.fused_backward(out, x, weight, *saved)
-    assert [tensor.dtype for tensor in got] == [x.dtype, weight.dtype, weight.dtype]
+    x, (weight, bias) = maps(2, 16, 4, 4), torch.randn(2, 16, device=DEVICE).bfloat16()
+    inputs = [tensor.clone().requires_grad_() for tensor in (x, weight, bias)]
+    norm.fused(inputs[0], None, *inputs[1:], 4, 1e-5)[0].sum().backward()
+    assert [tensor.grad.dtype for tensor in inputs] == [x.dtype, weight.dtype, weight.dtype]
 
 
 def test_torch_knows_the_operations():
@@ -213,25 +286,22 @@ def test_torch_knows_the_operations():
     kinds = ("test_schema", "test_autograd_registration", "test_faketensor")
     x = maps(2, 9 * 16, 8, 12).requires_grad_()
     weight = maps(9 * 8, 16, 3, 3).requires_grad_()  # as networks on CUDA have theirs
-    torch.library.opcheck(leafwise.convolve, (x, weight, 9), test_utils=kinds)
+    arguments = x, pack(weight.detach(), 9), weight, 9 * 8, 9
+    torch.library.opcheck(leafwise.leaf_conv, arguments, test_utils=kinds)
     features = maps(2, 9 * 16, 4, 6).requires_grad_()
     across = maps(2, 9 * 8, 8, 12).requires_grad_()
     weight = maps(9 * 8, 24, 3, 3).requires_grad_()
-    torch.library.opcheck(leafwise.convolve_up, (features, across, weight, 9), test_utils=kinds)
+    of_features, of_skip = parted(weight.detach(), 9)
+    packed = pack_up(of_features, 9), pack(of_skip, 9)
+    arguments = features, across, *packed, weight, 9
+    torch.library.opcheck(leafwise.leaf_up, arguments, test_utils=kinds)
     parameters = torch.randn(2, 144, device=DEVICE)
     parameters = [p.clone().requires_grad_() for p in parameters]
     torch.library.opcheck(norm.fused, (x, None, *parameters, 9, 1e-5), test_utils=kinds)
-
-
-def test_torch_knows_the_way_back():
+    out, moments = norm.fused(x.detach(), None, *parameters, 9, 1e-5)
+    arguments = out, x.detach(), moments, *[p.detach() for p in parameters]
     kinds = ("test_schema", "test_faketensor")
-    grads, x, weight = maps(2, 9 * 8, 8, 12), maps(2, 9 * 16, 8, 12), maps(9 * 8, 16, 3, 3)
-    torch.library.opcheck(leafwise.convolve_backward, (grads, x, weight, 9), test_utils=kinds)
-    tensors = grads, maps(2, 9 * 16, 4, 6), maps(2, 9 * 8, 8, 12), maps(9 * 8, 24, 3, 3)
-    torch.library.opcheck(leafwise.convolve_up_backward, (*tensors, 9), test_utils=kinds)
-    out, *saved = norm.fused(grads, None, *torch.randn(2, 72, device=DEVICE), 9, 1e-5)
-    tensors = out, grads, torch.randn(72, device=DEVICE), *saved
-    torch.library.opcheck(norm.fused_backward, tensors, test_utils=kinds)
+    torch.library.opcheck(norm.fused_backward, arguments, test_utils=kinds)
 
 
 @pytest.mark.parametrize("outputs", [8, 27])
@@ -325,9 +395,11 @@ def test_what_a_computer_can_do_is_a_constant_for_the_compiler(monkeypatch, foun
 def test_thin_leaves_stay_dense_and_wide_ones_do_not(wanted):
     x = torch.zeros(1, 9 * 16, 8, 8, device="cuda", dtype=torch.bfloat16)
     wide, thin = (LeafConv(9 * c, 9 * c, 3, groups=9).cuda() for c in (16, 8))
-    assert leafwise.is_worth_it(x, wide.weight, 9)
-    assert not leafwise.is_worth_it(x, thin.weight, 9)
-    assert not leafwise.is_worth_it(x.float(), wide.weight, 9)
+    assert leafwise.is_worth_it(wide.weight, 9, x)
+    assert leafwise.is_worth_it(wide.weight, 9, x[:, :72], x[:, 72:])
+    assert not leafwise.is_worth_it(wide.weight, 9, x, x)  # zeros were added to the channels
+    assert not leafwise.is_worth_it(thin.weight, 9, x[:, :72])
+    assert not leafwise.is_worth_it(wide.weight, 9, x.float())
 
 
 @pytest.mark.gpu

@@ -147,6 +147,12 @@ def test_kernels_are_imported_only_where_they_run():
         assert "networks.fused" not in reached(name, is_top_only=True), name
 
 
+def test_only_one_module_compiles():
+    """The others ask it, so that none forgets the option that keeps results right."""
+    users = {name for name, file in MODULES.items() if "torch.compile(" in file.read_text("utf-8")}
+    assert users == {"compiling"}
+
+
 def test_training_needs_only_the_agreed_packages():
     """What `train`, `evaluate` and the baselines import, anywhere in their files."""
     names = {"train", "evaluate", "baselines"}

@@ -10,7 +10,8 @@ from torch.nn import functional as F
 
 from posterior_trees import UNet, wrap
 from posterior_trees.measure import Denoise, Inpaint
-from posterior_trees.networks import Backbone, ProbabilityHead
+from posterior_trees.networks import Backbone, ProbabilityHead, unet
+from posterior_trees.networks.fold import fold
 from posterior_trees.networks.unet import (
     LeafConv,
     UpConv,
@@ -372,3 +373,36 @@ def test_backbone_parameters_of_head_are_called_head():
     ):
         names = {name.split(".")[0] for name, _ in network.named_parameters()}
         assert "head" in names
+
+
+@pytest.mark.parametrize(
+    ("leaves", "width", "is_disjoint", "widest"),
+    [(9, 36, True, 40), (9, 36, False, 40), (3, 12, True, 16), (4, 12, True, 12), (4, 8, True, 8)],
+)
+def test_zeros_that_align_the_channels_change_nothing(
+    monkeypatch, leaves, width, is_disjoint, widest
+):
+    """As GPUs run it in half precision: values and gradients are those of the plain network."""
+    torch.manual_seed(0)
+    network = UNet(1, 1, leaves, width=width, steps=2, is_disjoint=is_disjoint).double()
+    nn.init.normal_(network.head.layers[-1].weight)
+    for layer in network.modules():
+        if isinstance(layer, nn.GroupNorm):
+            nn.init.normal_(layer.weight), nn.init.normal_(layer.bias)
+    y, seen = torch.rand(2, 1, 8, 12, dtype=torch.float64), []
+
+    def run() -> list[Tensor]:
+        network.zero_grad()
+        images, log_probs = network(y)
+        (images.square().sum() + log_probs[:, 0].sum()).backward()
+        return [images.detach(), log_probs.detach(), *[p.grad for p in network.parameters()]]
+
+    expected = [tensor.clone() for tensor in run()]
+    monkeypatch.setattr(unet, "is_fast_dense", lambda _: True)
+    monkeypatch.setattr(unet, "is_half", lambda _: True)
+    network.encoder[0].register_forward_hook(lambda *given: seen.append(given[-1].shape[1]))
+    for got, wanted in zip(run(), expected, strict=True):
+        torch.testing.assert_close(got, wanted)
+    assert seen == [widest]
+    folded = fold(network)
+    torch.testing.assert_close(folded(y).images, expected[0])

@@ -2,17 +2,20 @@
 
 The kernels of a small network run faster than Python can launch them one by one. After a few plain
 calls the step is recorded once, and then replayed: new inputs are copied into the places the
-recording reads from, by one launch where they are alike, and what it returns is overwritten by the
-next call.
+recording reads from, and what it returns is overwritten by the next call.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import compress
 
 import torch
 from torch import Tensor
 
 WARM_UP = 4
 """Plain calls before recording: lazy set-up (optimiser state, compilation) must be over by then."""
+LARGE = 2**17
+"""Numbers of a tensor that is better copied by itself: the kernel that copies many tensors gives
+65,536 numbers to a block, and leaves most of a GPU idle."""
 
 
 class Capture:
@@ -35,7 +38,7 @@ class Capture:
     def _call(self, *inputs: Tensor):
         if self.places is None:
             self.places = tuple(tensor.clone() for tensor in inputs)
-        torch._foreach_copy_(self.places, inputs)
+        copy_into(self.places, inputs)
         if self.calls < WARM_UP:
             self.calls += 1
             return self._call_aside(*self.places)
@@ -54,3 +57,13 @@ class Capture:
             outputs = self.function(*inputs)
         here.wait_stream(aside)
         return outputs
+
+
+def copy_into(places: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
+    """Copy small tensors by one launch, where they are alike, and large ones by one each."""
+    small = [tensor.numel() < LARGE for tensor in tensors]
+    for place, tensor, is_small in zip(places, tensors, small, strict=True):
+        if not is_small:
+            place.copy_(tensor)
+    if any(small):
+        torch._foreach_copy_(list(compress(places, small)), list(compress(tensors, small)))

@@ -118,9 +118,10 @@ def make_method(text: str, arguments: argparse.Namespace, predictor: Any, recipe
 @functools.cache
 def _load(path: str, device: str | None, is_compiled: bool) -> Any:
     """A baseline, once for all methods that sample with it."""
+    from posterior_trees.compiling import SAFE
     from posterior_trees.sampling import load_baseline
 
     baseline = load_baseline(path, device)
     if is_compiled:
-        baseline.model.compile()
+        baseline.model.compile(options=SAFE)
     return baseline

@@ -21,7 +21,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from posterior_trees.capture import Capture
+from posterior_trees.capture import Capture, copy_into
+from posterior_trees.compiling import compiled
 from posterior_trees.networks.fold import fold
 from posterior_trees.networks.leafwise import MOST
 from posterior_trees.networks.norm import HALF, has_kernels
@@ -51,18 +52,21 @@ class FastPredictor(TreePredictor):
         self.is_recorded = is_recorded
         self.is_fused = getattr(self.network, "is_fused", False) is True
         if self.is_fused:  # the network's kernels need no compiler
-            self._finish: Callable = torch.compile(self._finish, dynamic=False)
+            self._finish: Callable = compiled(self._finish, is_dynamic=False)
         else:
-            self._levels: Callable = torch.compile(self._levels, dynamic=False)
+            self._levels: Callable = compiled(self._levels, is_dynamic=False)
         self._recordings: OrderedDict[tuple[int, ...], Capture] = OrderedDict()
 
     @torch.inference_mode()
     def forward(self, y: Float[Tensor, "b *shape"]) -> Tree:
-        with tuned_convolutions():
-            # the next call overwrites what a recording returns
-            levels = copies(self._recording(y.shape)(y)) if self.is_recorded else self._levels(y)
+        # the next call overwrites what a recording returns
+        levels = copies(self._recording(y.shape)(y)) if self.is_recorded else self._run(y)
         nodes = self.depth + 1
         return Tree(levels[:nodes], levels[nodes:], self.branching)
+
+    def _run(self, y: Tensor) -> tuple[Tensor, ...]:
+        with tuned_convolutions():
+            return self._levels(y)
 
     def _levels(self, y: Tensor) -> tuple[Tensor, ...]:
         if self.is_fused:
@@ -77,11 +81,12 @@ class FastPredictor(TreePredictor):
         return (*tree.images, *tree.log_probs)
 
     def _recording(self, shape: tuple[int, ...]) -> Capture:
-        if shape not in self._recordings and len(self._recordings) == RECORDINGS:
-            self._recordings.popitem(last=False)
-        recording = self._recordings.setdefault(shape, Capture(self._levels))
+        if shape not in self._recordings:
+            if len(self._recordings) == RECORDINGS:
+                self._recordings.popitem(last=False)
+            self._recordings[shape] = Capture(self._run)
         self._recordings.move_to_end(shape)
-        return recording
+        return self._recordings[shape]
 
 
 @contextmanager
@@ -97,9 +102,9 @@ def tuned_convolutions() -> Generator[None, None, None]:
 
 
 def copies(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Clones, made by one kernel."""
+    """Clones, made by few kernels."""
     clones = [torch.empty_like(tensor) for tensor in tensors]
-    torch._foreach_copy_(clones, list(tensors))
+    copy_into(clones, tensors)
     return clones
 
 

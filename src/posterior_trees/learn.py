@@ -14,6 +14,7 @@ from lightning_fabric import Fabric
 from torch import Tensor, nn
 
 from posterior_trees.capture import Capture
+from posterior_trees.compiling import compiled
 from posterior_trees.conscience import handicaps, note_taught, start_bias, strength_at
 from posterior_trees.devices import gather_leaves, sum_over_processes
 from posterior_trees.health import Health
@@ -44,6 +45,8 @@ class Learner:
         self.optimizer = make_optimizer(recipe, predictor.network, fabric.device)
         self.network, self.wrapped = self._set_up(predictor.network)
         self.average = Average(self.network, recipe.training.ema * steps_per_epoch)
+        if recipe.training.compile and fabric.device.type == "cuda":  # three passes become one
+            self.average.update = compiled(self.average.update)
         self.bias = start_bias(predictor.branching, fabric.device)
         groups = len(self.optimizer.param_groups)
         self.numbers = torch.zeros(groups + 3, device=fabric.device)
@@ -132,8 +135,8 @@ class Learner:
             torch.backends.cudnn.benchmark = True
             has_kernels()  # asked before the compiler, for which it is a constant
         if spec.compile:
-            self._judge = torch.compile(self._judge)
-        trained: Any = torch.compile(network) if spec.compile else network
+            self._judge = compiled(self._judge)
+        trained: Any = compiled(network) if spec.compile else network
         wrapped, self.optimizer = self.fabric.setup(trained, self.optimizer)
         if uses_cuda and spec.capture and self.fabric.world_size == 1:
             self._learn = Capture(self._learn)  # ty: ignore[invalid-assignment]

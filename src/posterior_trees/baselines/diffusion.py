@@ -36,6 +36,7 @@ from posterior_trees.baselines.process import cosine_alpha_bar, linear_alpha_bar
 from posterior_trees.baselines.spec import BaselineSpec
 from posterior_trees.baselines.unet import DiffusionUNet
 from posterior_trees.baselines.weights import make_adam
+from posterior_trees.compiling import compiled
 from posterior_trees.measure import Colorize, Denoise, Downsample, Inpaint, Measurement, Paired
 from posterior_trees.recipe import Recipe
 
@@ -195,7 +196,7 @@ class DiffusionLearner:
         self.shares = [float(torch.as_tensor(open_share(m)).mean()) for m in self.measurements]
         self.clip = recipe.optimizer.clip
         self.optimizers = [make_adam(model.parameters(), recipe.optimizer, device)]
-        self.forward = torch.compile(model) if recipe.training.compile else model
+        self.forward = compiled(model) if recipe.training.compile else model
 
     def draw(
         self,

@@ -20,6 +20,7 @@ from posterior_trees.bench.report import Report, conditions, megabytes
 from posterior_trees.bench.rivals import find_rivals
 from posterior_trees.bench.subject import random_measurement
 from posterior_trees.bench.work import count_work
+from posterior_trees.compiling import SAFE
 from posterior_trees.predictor import TreePredictor
 from posterior_trees.tree import Tree
 
@@ -155,7 +156,7 @@ def _run(predictor: TreePredictor, y: Tensor, precision: str) -> Run:
 
 def _compiled(predictor: TreePredictor) -> TreePredictor:
     fast = copy.deepcopy(predictor)
-    fast.network.compile(dynamic=False)
+    fast.network.compile(dynamic=False, options=SAFE)
     return fast
 
 

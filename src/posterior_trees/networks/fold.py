@@ -24,6 +24,8 @@ def fold(network: nn.Module) -> nn.Module:
                 setattr(parent, name, FoldedUp(child))
             elif isinstance(child, LeafConv) and child.groups > 1:
                 setattr(parent, name, dense(child))
+            elif isinstance(child, LeafConv):
+                child.room = 0
     return folded
 
 

@@ -2,13 +2,13 @@
 
 Between two convolutions of the plain network a map is read for its normalisation's statistics, and
 read and written by the normalisation and again by the activation. Here convolutions leave sums
-behind, and one pass normalises, activates and halves (`kernels/norm.py`). Decoders convolve only
+behind, and one pass normalises, activates and halves (`kernels/predict.py`). Decoders convolve only
 what their leaf owns (`kernels/conv.py`), and the last map goes straight to pixels. Dense
 convolutions stay cuDNN's.
 """
 
 import copy
-from typing import Any
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float
@@ -17,11 +17,12 @@ from torch.nn import functional as F
 
 from posterior_trees.networks.grouped import block_diagonal, parted
 from posterior_trees.networks.head import Leaves
-from posterior_trees.networks.kernels import conv
+from posterior_trees.networks.kernels import conv, predict
 from posterior_trees.networks.kernels import norm as norms
 from posterior_trees.networks.kernels.plan import channels_last
 from posterior_trees.networks.leafwise import LEAST
 from posterior_trees.networks.norm import on_its_device
+from posterior_trees.networks.packing import pack, pack_up
 from posterior_trees.networks.unet import UNet
 
 
@@ -43,19 +44,18 @@ class FusedUNet(nn.Module):
         for block in self.encoder:
             for convolution in _convolutions(block):
                 convolution.weight.data = channels_last(convolution.weight).to(dtype)
-        groups = network.decoders
+        self.groups = groups = network.decoders
         self.ups, self.skips, self.leaves = [], [], []
         for block in self.decoder:
             up, leaf = _convolutions(block)
             of_features, of_skip = parted(up.weight, groups)
-            self.ups.append(conv.UpWeight(of_features, groups).to(dtype))
-            self.skips.append(conv.LeafWeight(of_skip, groups).to(dtype))
-            is_thin = leaf.weight.shape[1] < LEAST
-            packed = _dense if is_thin else conv.LeafWeight
+            self.ups.append(pack_up(of_features, groups).to(dtype))
+            self.skips.append(pack(of_skip, groups).to(dtype))
+            packed = _dense if _is_thin(leaf) else pack
             self.leaves.append(packed(leaf.weight, groups).to(dtype))
         weight, bias = network.to_image.parameters()
         matrix = torch.block_diag(*weight[:, :, 0, 0].chunk(groups))
-        self.matrix = norms.padded(matrix).to(dtype)
+        self.matrix = predict.padded(matrix).to(dtype)
         self.bias = F.pad(bias, (0, self.matrix.shape[1] - len(bias)))
 
     def forward(self, y: Float[Tensor, "b c h w"]) -> Leaves:
@@ -76,51 +76,51 @@ class FusedUNet(nn.Module):
     def _maps(self, y: Tensor) -> tuple[Tensor, list[Tensor]]:
         skips, features = [], channels_last(y)
         for block in self.encoder:
-            maps, scale_shift = self._encode(block, features)
+            first, norm, _, second, last_norm, *_ = cast(Any, block)
+            maps = _normalized(norm, F.conv2d(features, first.weight, padding=1))
+            maps = F.conv2d(maps, second.weight, padding=1)
             if block is self.encoder[-1]:
-                features = norms.normalize(maps, *scale_shift)
+                features = _normalized(last_norm, maps)
             else:
-                skip, features = norms.normalize_and_halve(maps, *scale_shift)
+                skip, features = predict.normalize_and_halve(maps, _measured(last_norm, maps))
                 skips.append(skip)
         means = []
         weights = zip(self.ups, self.skips, self.leaves, strict=True)
         for block, packed in zip(self.decoder, weights, strict=True):
-            maps, scale_shift = self._decode(block, features, skips.pop(), *packed)
+            maps, norm = self._decode(block, features, skips.pop(), *packed)
             if skips:
-                features, mean = norms.normalize_and_average(maps, *scale_shift)
+                features, mean = norms.normalize_and_average(maps, norm)
                 means.append(mean)
         size = self.num_leaves * self.channels
-        images, mean = norms.to_leaves(maps, *scale_shift, self.matrix, self.bias, size)
+        images, mean = predict.to_leaves(maps, norm, self.matrix, self.bias, size)
         return images.unflatten(1, (self.num_leaves, self.channels)), [*means, mean]
 
-    @staticmethod
-    def _encode(block: Any, maps: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """A block's maps before the last normalisation, and what that multiplies and adds."""
-        first, norm, _, second, last_norm, *_ = block
-        maps = first(maps)
-        maps = norms.normalize(maps, *_scale_shift(norm, maps))
-        maps = second(maps)
-        return maps, _scale_shift(last_norm, maps)
-
-    @staticmethod
-    def _decode(block: Any, features: Tensor, skip: Tensor, up, of_skip, leaf):
-        """The same of a decoder's block."""
-        _, norm, _, _, last_norm, *_ = block
-        maps, sums = conv.leaf_up(features, up, skip, of_skip)
-        maps = norms.normalize(maps, *_scale_shift(norm, maps, sums))
-        if isinstance(leaf, Tensor):  # of leaves so thin that they are faster as one
+    def _decode(self, block: Any, features: Tensor, skip: Tensor, up, of_skip, leaf):
+        """A block's maps before the last normalisation, and that."""
+        _, norm, _, second, last_norm, *_ = block
+        maps = _normalized(norm, *conv.leaf_up(features, up, skip, of_skip, self.groups))
+        if _is_thin(second):
             maps = F.conv2d(maps, leaf, padding=1)
-            return maps, _scale_shift(last_norm, maps)
-        maps, sums = conv.leaf_conv(maps, leaf, skip.shape[1])
-        return maps, _scale_shift(last_norm, maps, sums)
+            return maps, _measured(last_norm, maps)
+        maps, sums = conv.leaf_conv(maps, leaf, skip.shape[1], self.groups)
+        return maps, _measured(last_norm, maps, sums)
 
 
-def _scale_shift(norm: Any, maps: Tensor, sums: Tensor | None = None):
-    """What a normalisation multiplies these maps by, and what it adds."""
+def _normalized(norm: Any, maps: Tensor, sums: Tensor | None = None) -> Tensor:
+    parameters = norm.weight, norm.bias, norm.num_groups, norm.eps
+    return norms.group_norm(maps, *parameters, sums)[0]
+
+
+def _measured(norm: Any, maps: Tensor, sums: Tensor | None = None) -> norms.Norm:
+    """What a normalisation will do to these maps."""
     sums = norms.channel_sums(maps) if sums is None else sums
     area = maps.shape[2] * maps.shape[3]
-    parameters = norm.weight, norm.bias, norm.num_groups, area, norm.eps
-    return norms.scale_and_shift(sums, *parameters)[:2]
+    return norms.Norm(norms.measure(sums, norm.num_groups, area, norm.eps), norm.weight, norm.bias)
+
+
+def _is_thin(leaf: nn.Conv2d) -> bool:
+    """Whether leaves have so few channels that they are faster as one dense convolution."""
+    return leaf.weight.shape[1] < LEAST
 
 
 def _dense(weight: Float[Tensor, "out in 3 3"], groups: int) -> Float[Tensor, "out in2 3 3"]:

@@ -54,3 +54,16 @@ def aligned_conv(
         bias = None if bias is None else F.pad(bias, (0, extra))
     out = F.conv2d(maps, weight, bias)
     return out[:, : out.shape[1] - extra]
+
+
+def room_for(channels: int, groups: int) -> int:
+    """Channels with zeros added to a multiple of eight, if these fill normalisation groups of their
+    own. Where GPUs convolve in half precision, cuDNN would otherwise add them to every map anew."""
+    extra = -channels % 8
+    return channels if extra % (channels // groups) else channels + extra
+
+
+def widen(weight: Float[Tensor, "out in kh kw"], out: int, into: int) -> Tensor:
+    """The weight of a convolution between maps with zeros added to their channels."""
+    extra = 0, into - weight.shape[1], 0, out - len(weight)
+    return F.pad(weight, (0, 0, 0, 0, *extra)) if any(extra) else weight

@@ -5,6 +5,9 @@ convolutions (`unet.LeafConv`). Forward, and back to the maps, each leaf's
 channels meet only its own weights (`kernels/conv.py`); gradients of the weights are read off the
 diagonal of a dense one. Both operations also return the sums of what they wrote, which the
 normalisation that follows needs (`norm.py`).
+
+An operation is nothing but its kernel. What weights become for it, and what becomes of gradients,
+is plain torch, which the compiler fuses: inside an operation each step would be a launch.
 """
 
 import torch
@@ -14,6 +17,7 @@ from torch.nn import functional as F
 
 from posterior_trees.networks.grouped import block_diagonal, enlarging, parted
 from posterior_trees.networks.norm import HALF, has_kernels, on_its_device
+from posterior_trees.networks.packing import pack, pack_up
 
 LEAST = 16
 """Channels of a leaf, before and after: thinner ones idle the matrix unit,"""
@@ -21,110 +25,112 @@ MOST = 256
 """and of wider ones a tile does not fit into a GPU's shared memory."""
 
 
-def is_worth_it(maps: Float[Tensor, "b c h w"], weight: Tensor, groups: int) -> bool:
-    """Whether these operations can convolve the maps, and are faster than others."""
+def is_worth_it(weight: Tensor, groups: int, *maps: Float[Tensor, "b _ _ _"]) -> bool:
+    """Whether these operations can convolve the maps, joined, and are faster than others."""
     thinnest, widest = sorted((weight.shape[0] // groups, weight.shape[1]))
     fits = groups > 1 and thinnest >= LEAST and widest <= MOST and weight.shape[2] == 3
-    return fits and maps.is_cuda and maps.dtype in HALF and has_kernels()
+    fits = fits and sum(m.shape[1] for m in maps) == weight.shape[1] * groups
+    return fits and maps[-1].is_cuda and maps[-1].dtype in HALF and has_kernels()
 
 
-@torch.library.custom_op("posterior_trees::leaf_conv", mutates_args=())
-@on_its_device
 def convolve(maps: Tensor, weight: Tensor, groups: int) -> tuple[Tensor, Tensor]:
     """The grouped convolution of the maps, and its sums."""
-    from posterior_trees.networks.kernels.conv import LeafWeight, leaf_conv
-
-    packed = LeafWeight(weight.to(maps.dtype), groups)
-    return leaf_conv(_last(maps), packed, len(weight))
+    packed = pack(weight.detach().to(maps.dtype), groups)
+    return leaf_conv(maps, packed, weight, len(weight), groups)
 
 
-@convolve.register_fake
-def _(maps, weight, groups):
-    from posterior_trees.networks.kernels.conv import parts_of
-
-    return _out(maps, len(weight)), _sums(maps, parts_of(maps), len(weight))
-
-
-@torch.library.custom_op("posterior_trees::leaf_up", mutates_args=())
-@on_its_device
 def convolve_up(
     features: Tensor, skip: Tensor, weight: Tensor, groups: int
 ) -> tuple[Tensor, Tensor]:
     """The same of enlarged features joined with skip maps, leaf by leaf."""
-    from posterior_trees.networks.kernels.conv import LeafWeight, UpWeight, leaf_up
-
-    of_features, of_skip = parted(weight.to(skip.dtype), groups)
-    up, across = UpWeight(of_features, groups), LeafWeight(of_skip, groups)
-    return leaf_up(_last(features), up, _last(skip), across)
+    of_features, of_skip = parted(weight.detach().to(skip.dtype), groups)
+    packed = pack_up(of_features, groups), pack(of_skip, groups)
+    return leaf_up(features, skip, *packed, weight, groups)
 
 
-@convolve_up.register_fake
-def _(features, skip, weight, groups):
+@torch.library.custom_op("posterior_trees::leaf_conv", mutates_args=())
+@on_its_device
+def leaf_conv(
+    maps: Tensor, packed: Tensor, weight: Tensor | None, channels: int, groups: int
+) -> tuple[Tensor, Tensor]:
+    """A convolution by a packed weight; gradients go to the `weight` it was made of."""
+    from posterior_trees.networks.kernels import conv
+
+    return conv.leaf_conv(maps, packed, channels, groups)
+
+
+@leaf_conv.register_fake
+def _(maps, packed, weight, channels, groups):
+    from posterior_trees.networks.kernels.conv import parts_of
+
+    return _out(maps, channels), _sums(maps, parts_of(maps), channels)
+
+
+@torch.library.custom_op("posterior_trees::leaf_up", mutates_args=())
+@on_its_device
+def leaf_up(
+    features: Tensor,
+    skip: Tensor,
+    of_features: Tensor,
+    of_skip: Tensor,
+    weight: Tensor,
+    groups: int,
+) -> tuple[Tensor, Tensor]:
+    """The same of enlarged features and skip maps."""
+    from posterior_trees.networks.kernels import conv
+
+    return conv.leaf_up(features, of_features, skip, of_skip, groups)
+
+
+@leaf_up.register_fake
+def _(features, skip, of_features, of_skip, weight, groups):
     from posterior_trees.networks.kernels.conv import parts_of
 
     return _out(skip, len(weight)), _sums(skip, 4 * parts_of(features), len(weight))
 
 
-@torch.library.custom_op("posterior_trees::leaf_conv_backward", mutates_args=())
-@on_its_device
-def convolve_backward(
-    grads: Tensor, maps: Tensor, weight: Tensor, groups: int
-) -> tuple[Tensor, Tensor]:
-    """Gradients of maps and weight."""
-    from posterior_trees.networks.kernels.conv import LeafWeight, leaf_conv
-
-    grads, maps = _last(grads.to(maps.dtype)), _last(maps)
-    packed = LeafWeight(_turned(weight.to(maps.dtype), groups), groups)
-    of_maps, _ = leaf_conv(grads, packed, maps.shape[1])
-    return of_maps, _weight_gradient(grads, maps, groups).to(weight.dtype).contiguous()
-
-
-@convolve_backward.register_fake
-def _(grads, maps, weight, groups):
-    return _out(maps, maps.shape[1]), weight.new_empty(weight.shape)
-
-
-@torch.library.custom_op("posterior_trees::leaf_up_backward", mutates_args=())
-@on_its_device
-def convolve_up_backward(
-    grads: Tensor, features: Tensor, skip: Tensor, weight: Tensor, groups: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of features, skip maps and weight."""
-    from posterior_trees.networks.kernels.conv import LeafWeight, leaf_conv
-
-    grads, features, skip = _last(grads.to(skip.dtype)), _last(features), _last(skip)
-    first, second = parted(weight.to(skip.dtype), groups)
-    kernel = _last(enlarging(block_diagonal(first, groups)))
-    of_features = F.conv2d(grads, kernel, stride=2, padding=1)
-    of_skip, _ = leaf_conv(grads, LeafWeight(_turned(second, groups), groups), skip.shape[1])
-    of_kernel = _backward(grads, features, kernel, stride=2, is_transposed=True)
-    of_first = _shrinking(_diagonal(of_kernel, groups)).unflatten(0, (groups, -1))
-    of_first = of_first.transpose(1, 2).flatten(0, 1)
-    of_weight = torch.cat([of_first, _weight_gradient(grads, skip, groups)], dim=1)
-    return _last(of_features), of_skip, of_weight.to(weight.dtype).contiguous()
-
-
-@convolve_up_backward.register_fake
-def _(grads, features, skip, weight, groups):
-    maps = _out(features, features.shape[1]), _out(skip, skip.shape[1])
-    return *maps, weight.new_empty(weight.shape)
-
-
 def _keep(ctx, inputs, output) -> None:
-    *tensors, ctx.groups = inputs
-    ctx.save_for_backward(*tensors)
+    maps, _, weight, _, ctx.groups = inputs
+    ctx.save_for_backward(maps, weight)
 
 
 def _go_back(ctx, grads, _):
-    return *convolve_backward(grads, *ctx.saved_tensors, ctx.groups), None
+    """Gradients of maps and weight."""
+    maps, weight = ctx.saved_tensors
+    grads = _last(grads.to(maps.dtype))
+    of_maps = _back_to_maps(grads, weight.to(maps.dtype), ctx.groups)
+    of_weight = _weight_gradient(grads, _last(maps), ctx.groups)
+    return of_maps, None, _laid_out(of_weight, weight), None, None
+
+
+def _keep_up(ctx, inputs, output) -> None:
+    features, skip, _, _, weight, ctx.groups = inputs
+    ctx.save_for_backward(features, skip, weight)
 
 
 def _go_back_up(ctx, grads, _):
-    return *convolve_up_backward(grads, *ctx.saved_tensors, ctx.groups), None
+    """Gradients of features, skip maps and weight."""
+    features, skip, weight = ctx.saved_tensors
+    groups, grads = ctx.groups, _last(grads.to(skip.dtype))
+    first, second = parted(weight.to(skip.dtype), groups)
+    kernel = _last(enlarging(block_diagonal(first, groups)))
+    of_features = F.conv2d(grads, kernel, stride=2, padding=1)
+    of_skip = _back_to_maps(grads, second, groups)
+    of_kernel = _backward(grads, _last(features), kernel, stride=2, is_transposed=True)
+    of_first = _shrinking(_diagonal(of_kernel, groups)).unflatten(0, (groups, -1))
+    of_first = of_first.transpose(1, 2).flatten(0, 1)
+    of_weight = torch.cat([of_first, _weight_gradient(grads, _last(skip), groups)], dim=1)
+    return of_features, of_skip, None, None, _laid_out(of_weight, weight), None
 
 
-convolve.register_autograd(_go_back, setup_context=_keep)
-convolve_up.register_autograd(_go_back_up, setup_context=_keep)
+leaf_conv.register_autograd(_go_back, setup_context=_keep)
+leaf_up.register_autograd(_go_back_up, setup_context=_keep_up)
+
+
+def _back_to_maps(grads: Tensor, weight: Tensor, groups: int) -> Tensor:
+    """The gradient of the maps: a convolution by the turned weight."""
+    packed = pack(_turned(weight, groups), groups)
+    return leaf_conv(grads, packed, None, weight.shape[1] * groups, groups)[0]
 
 
 def _turned(weight: Float[Tensor, "out in 3 3"], groups: int) -> Float[Tensor, "in2 out2 3 3"]:
@@ -134,8 +140,9 @@ def _turned(weight: Float[Tensor, "out in 3 3"], groups: int) -> Float[Tensor, "
 
 
 def _weight_gradient(grads: Tensor, maps: Tensor, groups: int) -> Tensor:
-    like = maps.new_empty(grads.shape[1], maps.shape[1], 3, 3)
-    return _diagonal(_backward(grads, maps, _last(like), stride=1, is_transposed=False), groups)
+    out, into = grads.shape[1], maps.shape[1]
+    like = maps.new_empty_strided((out, into, 3, 3), (9 * into, 1, 3 * into, into))
+    return _diagonal(_backward(grads, maps, like, stride=1, is_transposed=False), groups)
 
 
 def _backward(grads: Tensor, maps: Tensor, weight: Tensor, *, stride: int, is_transposed: bool):
@@ -151,6 +158,13 @@ def _diagonal(dense: Float[Tensor, "a b h w"], groups: int) -> Float[Tensor, "a 
     """What of a dense weight a grouped one has."""
     blocks = dense.unflatten(1, (groups, -1)).unflatten(0, (groups, -1))
     return blocks.diagonal(dim1=0, dim2=2).movedim(-1, 0).flatten(0, 1)
+
+
+def _laid_out(gradient: Tensor, weight: Tensor) -> Tensor:
+    """In the dtype and the order of its weight, or autograd would copy it once more."""
+    is_last = weight.is_contiguous(memory_format=torch.channels_last)
+    order = torch.channels_last if is_last else torch.contiguous_format
+    return gradient.to(weight.dtype).contiguous(memory_format=order)
 
 
 def _shrinking(kernel: Float[Tensor, "a b 4 4"]) -> Float[Tensor, "a b 3 3"]:

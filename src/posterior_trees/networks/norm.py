@@ -59,11 +59,26 @@ def normalize_and_activate(
     maps: Float[Tensor, "b c h w"],
     sums: Float[Tensor, "b parts 2 c"] | None = None,
 ) -> Float[Tensor, "b c h w"]:
-    """LeakyReLU of the normalised maps; `sums`, if the convolution left some, save a pass."""
-    can_fuse = maps.is_cuda and maps.dtype in HALF and has_kernels()
-    if can_fuse and isinstance(norm, nn.GroupNorm):
-        return fused(maps, sums, norm.weight, norm.bias, norm.num_groups, norm.eps)[0]
-    return F.leaky_relu(norm(maps), SLOPE, inplace=True)
+    """LeakyReLU of the normalised maps; `sums`, if the convolution left some, save a pass.
+
+    Channels that `grouped.room_for` has added are groups of their own, and stay zero.
+    """
+    if not isinstance(norm, nn.GroupNorm):
+        return F.leaky_relu(norm(maps), SLOPE, inplace=True)
+    weight, bias, groups = norm.weight, norm.bias, norm.num_groups
+    extra = maps.shape[1] - norm.num_channels
+    if extra:
+        weight, bias = F.pad(torch.stack([weight, bias]), (0, extra)).unbind()
+        groups += extra * groups // norm.num_channels
+    if maps.is_cuda and maps.dtype in HALF and has_kernels():
+        return fused(maps, sums, weight, bias, groups, norm.eps)[0]
+    plain = F.group_norm(maps, groups, weight, bias, norm.eps) if extra else norm(maps)
+    return F.leaky_relu(plain, SLOPE, inplace=True)
+
+
+def is_half(maps: Tensor) -> bool:
+    """Whether a convolution of these maps runs in half precision on CUDA."""
+    return maps.is_cuda and (maps.dtype in HALF or torch.is_autocast_enabled("cuda"))
 
 
 def on_its_device(function: Callable) -> Callable:
@@ -81,45 +96,45 @@ def on_its_device(function: Callable) -> Callable:
 @on_its_device
 def fused(
     maps: Tensor, sums: Tensor | None, weight: Tensor, bias: Tensor, groups: int, epsilon: float
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The activated maps, and what the way back needs."""
-    from posterior_trees.networks.kernels import norm as kernels
+) -> tuple[Tensor, Tensor]:
+    """The activated maps, and mean and inverse deviation of every group."""
+    from posterior_trees.networks.kernels.norm import group_norm
 
-    sums, area = sums if sums is not None else kernels.channel_sums(maps), maps[0, 0].numel()
-    scale, shift, moments = kernels.scale_and_shift(sums, weight, bias, groups, area, epsilon)
-    return kernels.normalize(maps, scale, shift), scale, shift, moments
+    return group_norm(maps, weight.contiguous(), bias.contiguous(), groups, epsilon, sums)
 
 
 @fused.register_fake
 def _(maps, sums, weight, bias, groups, epsilon):
-    scale = maps.new_empty(maps.shape[:2], dtype=torch.float32)
     moments = maps.new_empty((len(maps), groups, 2), dtype=torch.float32)
-    return _as_channels_last(maps), scale, torch.empty_like(scale), moments
+    return _as_channels_last(maps), moments
 
 
 @torch.library.custom_op("posterior_trees::normalize_and_activate_backward", mutates_args=())
 @on_its_device
 def fused_backward(
-    grads: Tensor, maps: Tensor, weight: Tensor, scale: Tensor, shift: Tensor, moments: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of maps, weight and bias."""
+    grads: Tensor, maps: Tensor, moments: Tensor, weight: Tensor, bias: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Gradients of the maps, and of every image of weight and bias."""
     from posterior_trees.networks.kernels.gradients import gradients
 
-    return gradients(grads, maps, weight, scale, shift, moments)
+    return gradients(grads, maps, moments, weight.contiguous(), bias.contiguous())
 
 
 @fused_backward.register_fake
-def _(grads, maps, weight, scale, shift, moments):
-    return _as_channels_last(maps), torch.empty_like(weight), torch.empty_like(weight)
+def _(grads, maps, moments, weight, bias):
+    return _as_channels_last(maps), moments.new_empty((len(maps), 2, maps.shape[1]))
 
 
 def _keep(ctx, inputs, output) -> None:
-    maps, _, weight, *_ = inputs
-    ctx.save_for_backward(maps, weight, *output[1:])
+    maps, _, weight, bias, *_ = inputs
+    ctx.save_for_backward(maps, output[1], weight, bias)
 
 
-def _go_back(ctx, grads, *_):
-    of_maps, of_weight, of_bias = fused_backward(grads, *ctx.saved_tensors)
+def _go_back(ctx, grads, _):
+    """What is not a kernel of ours is plain torch, which the compiler fuses."""
+    weight = ctx.saved_tensors[2]
+    of_maps, of_parameters = fused_backward(grads, *ctx.saved_tensors)
+    of_weight, of_bias = of_parameters.sum(dim=0).to(weight.dtype).unbind()
     return of_maps, None, of_weight, of_bias, None, None
 
 

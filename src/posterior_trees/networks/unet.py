@@ -10,10 +10,12 @@ from posterior_trees.networks.grouped import (
     deal,
     enlarging,
     parted,
+    room_for,
+    widen,
 )
 from posterior_trees.networks.head import Leaves, ProbabilityHead
 from posterior_trees.networks.leafwise import convolve, convolve_up, is_worth_it
-from posterior_trees.networks.norm import SLOPE, normalize_and_activate
+from posterior_trees.networks.norm import SLOPE, is_half, normalize_and_activate
 
 STEPS = 4
 """Down- and up-sampling steps of the paper's network; images must be a multiple of 2**steps."""
@@ -90,7 +92,7 @@ class UNet(nn.Module):
         maps = []
         for block in self.decoder:
             features = block(features, skips.pop())
-            maps.append(features)
+            maps.append(features[:, : block.channels])
         images = self.to_image(features).unflatten(1, (self.num_leaves, self.channels))
         return Leaves(images, self.head(maps))
 
@@ -101,8 +103,11 @@ class LeafConv(nn.Conv2d):
     Grouped convolutions of a few channels each leave a GPU's matrix units idle, in the backward
     pass above all. On CUDA they run on kernels of our own (`leafwise.py`) or, where these are not
     faster, as a dense convolution whose weight is zero between leaves: `groups` times the
-    arithmetic in less time.
+    arithmetic in less time. There, in half precision, it may return more channels, zeros, for whose
+    normalisation there is `room`.
     """
+
+    room = 0
 
     def forward(self, input: Float[Tensor, "b c h w"]) -> Float[Tensor, "b c2 h2 w2"]:
         return self.with_sums(input)[0]
@@ -112,14 +117,22 @@ class LeafConv(nn.Conv2d):
     ) -> tuple[Float[Tensor, "b c2 h2 w2"], Float[Tensor, "b parts 2 c2"] | None]:
         """The convolution, and its sums if they come for free; see `norm.py`."""
         is_plain = self.bias is None and self.padding == (1, 1) and self.stride == (1, 1)
-        if is_plain and is_worth_it(maps, self.weight, self.groups):
+        if is_plain and is_worth_it(self.weight, self.groups, maps):
             return convolve(maps, self.weight, self.groups)
-        if not maps.is_cuda:
+        if not is_fast_dense(maps):
             return super().forward(maps), None
         weight = self.weight if self.groups == 1 else block_diagonal(self.weight, self.groups)
+        weight = self.widened(weight, maps)
         if self.kernel_size == (1, 1):
             return aligned_conv(maps, weight, self.bias), None
         return F.conv2d(maps, weight, self.bias, self.stride, self.padding), None
+
+    def widened(
+        self, weight: Float[Tensor, "c2 c kh kw"], maps: Float[Tensor, "b c3 h w"]
+    ) -> Float[Tensor, "c4 c3 kh kw"]:
+        """A dense weight for maps that may have more channels, and outputs that fill `room`."""
+        out = max(len(weight), self.room) if is_half(maps) else len(weight)
+        return widen(weight, out, maps.shape[1])
 
 
 class UpConv(LeafConv):
@@ -138,9 +151,9 @@ class UpConv(LeafConv):
     def with_sums(  # ty: ignore[incompatible-method-override]
         self, features: Float[Tensor, "b c1 h w"], skip: Float[Tensor, "b c2 h2 w2"]
     ) -> tuple[Float[Tensor, "b c3 h2 w2"], Float[Tensor, "b parts 2 c3"] | None]:
-        if is_worth_it(skip, self.weight, self.groups):
+        if is_worth_it(self.weight, self.groups, features, skip):
             return convolve_up(features, skip, self.weight, self.groups)
-        if features.is_cuda:
+        if is_fast_dense(features):
             return self.without_joining(features, skip), None
         enlarged = F.interpolate(features, scale_factor=2)
         return super().with_sums(deal(enlarged, skip, self.groups))
@@ -150,8 +163,9 @@ class UpConv(LeafConv):
     ) -> Float[Tensor, "b c3 h2 w2"]:
         """The same, as the sum of two dense convolutions."""
         of_features, of_skip = self.parted()
-        enlarged = F.conv_transpose2d(features, enlarging(of_features), stride=2, padding=1)
-        return enlarged + F.conv2d(skip, of_skip, padding=self.padding)
+        kernel = enlarging(self.widened(of_features, features))
+        enlarged = F.conv_transpose2d(features, kernel, stride=2, padding=1)
+        return enlarged + F.conv2d(skip, self.widened(of_skip, skip), padding=self.padding)
 
     def parted(self) -> tuple[Float[Tensor, "c3 c1 3 3"], Float[Tensor, "c3 c2 3 3"]]:
         """The dense weights of the features and of the skip maps."""
@@ -169,15 +183,18 @@ class Block(nn.Sequential):
         self, before: int, after: int, *, groups: int, parts: int = 1, dropout: float = 0.0
     ) -> None:
         layers: list[nn.Module] = []
-        for convolution, channels in ((self.first, before), (LeafConv, after)):
+        for kind, channels in ((self.first, before), (LeafConv, after)):
+            convolution = kind(channels, after, 3, padding=1, bias=False, groups=parts)
+            convolution.room = room_for(after, groups)
             layers += [
-                convolution(channels, after, 3, padding=1, bias=False, groups=parts),
+                convolution,
                 nn.GroupNorm(groups, after),
                 nn.LeakyReLU(SLOPE, inplace=True),
             ]
         if dropout:
             layers.append(nn.Dropout2d(dropout))
         super().__init__(*layers)
+        self.channels = after
 
     def forward(  # ty: ignore[incompatible-method-override]
         self, *maps: Float[Tensor, "b _ _ _"]
@@ -197,6 +214,11 @@ class UpBlock(Block):
 
     def __init__(self, below: int, skip: int, *, groups: int, parts: int) -> None:
         super().__init__(below + skip, skip, groups=groups, parts=parts)
+
+
+def is_fast_dense(maps: Tensor) -> bool:
+    """Whether the device is faster at dense convolutions than at grouped ones."""
+    return maps.is_cuda
 
 
 def with_sums(layer: nn.Module, *maps: Tensor) -> tuple[Tensor, Tensor | None]:

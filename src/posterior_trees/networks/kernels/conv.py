@@ -15,21 +15,22 @@ import triton
 import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
-from torch.nn import functional as F
 
-from posterior_trees.networks.grouped import enlarging
-from posterior_trees.networks.kernels.plan import channels_last, like, power
+from posterior_trees.networks.kernels.plan import channels_last, like
+from posterior_trees.networks.packing import Chunks, power
 
 CONFIG = (128, 4, 3)
 """Pixels of a tile, warps, and the steps that are loaded ahead."""
+FEW = 1024
+"""Pixels of a batch that would make too few such tiles."""
 
 
 @triton.jit
 @no_type_check
 def _add_taps(
-    acc, maps, weight, top, left, inside, chunk, height, width, total,
-    SIDE: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr, STEPS: tl.constexpr,
-    OUT: tl.constexpr,
+    acc, maps, weight, top, left, inside, chunk, height, width,
+    TOTAL: tl.constexpr, SIDE: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr,
+    STEPS: tl.constexpr, OUT: tl.constexpr,
 ):  # fmt: skip
     """Add the products of SIDE×SIDE pixels from (top, left) on with their weights, for a chunk's
     share of the channels."""
@@ -40,13 +41,13 @@ def _add_taps(
         row, col = top + tap // SIDE, left + tap % SIDE
         seen = inside & (row >= 0) & (row < height) & (col >= 0) & (col < width)
         channel = chunk * CHUNK + k
-        exists = (k < CHUNK) & (channel < total)
+        exists = (k < CHUNK) & (channel < TOTAL)
         a = tl.load(
-            maps + (row * width + col).to(tl.int64)[:, None] * total + channel[None, :],
+            maps + (row * width + col).to(tl.int64)[:, None] * TOTAL + channel[None, :],
             mask=seen[:, None] & exists[None, :],
             other=0.0,
         )
-        rows = (chunk * SIDE * SIDE + tap) * (STEPS * BLOCK) + k
+        rows = tap * (STEPS * BLOCK) + k
         b = tl.load(weight + rows[:, None] * OUT + column[None, :])
         acc = tl.dot(a, b, acc, input_precision="ieee")  # which only float32 would round
     return acc
@@ -55,22 +56,24 @@ def _add_taps(
 @triton.jit
 @no_type_check
 def _store_tile(
-    acc, out, sums, pixel, inside, part, chunk, total, OUT: tl.constexpr, BLOCK: tl.constexpr
+    acc, out, sums, pixel, inside, part, chunk,
+    TOTAL: tl.constexpr, OUT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     k = tl.arange(0, BLOCK)
     channel = chunk * OUT + k
-    exists = (k < OUT) & (channel < total)
-    places = pixel.to(tl.int64)[:, None] * total + channel[None, :]
+    exists = (k < OUT) & (channel < TOTAL)
+    places = pixel.to(tl.int64)[:, None] * TOTAL + channel[None, :]
     tl.store(out + places, acc.to(out.dtype.element_ty), mask=inside[:, None] & exists[None, :])
-    place = sums + part * 2 * total + channel  # pixels outside have added nothing
+    place = sums + part * 2 * TOTAL + channel  # pixels outside have added nothing
     tl.store(place, tl.sum(acc, axis=0), mask=exists)
-    tl.store(place + total, tl.sum(acc * acc, axis=0), mask=exists)
+    tl.store(place + TOTAL, tl.sum(acc * acc, axis=0), mask=exists)
 
 
 @triton.jit
 @no_type_check
 def _leaf_conv(
-    maps, weight, out, sums, height, width, tiles, chunks, total, out_total,
+    maps, weight, out, sums, height, width, tiles, chunks,
+    TOTAL: tl.constexpr, OUT_TOTAL: tl.constexpr,
     CHUNK: tl.constexpr, BLOCK: tl.constexpr, STEPS: tl.constexpr,
     OUT: tl.constexpr, OUT_BLOCK: tl.constexpr, PIXELS: tl.constexpr,
 ):  # fmt: skip
@@ -81,12 +84,13 @@ def _leaf_conv(
     inside = pixel < area
     acc = tl.zeros((PIXELS, OUT_BLOCK), dtype=tl.float32)
     acc = _add_taps(
-        acc, maps + image * area * total, weight, pixel // width - 1, pixel % width - 1, inside,
-        chunk, height, width, total, 3, CHUNK, BLOCK, STEPS, OUT_BLOCK,
+        acc, maps + image * area * TOTAL, weight + chunk * 9 * STEPS * BLOCK * OUT_BLOCK,
+        pixel // width - 1, pixel % width - 1, inside,
+        chunk, height, width, TOTAL, 3, CHUNK, BLOCK, STEPS, OUT_BLOCK,
     )  # fmt: skip
     _store_tile(
-        acc, out + image * area * out_total, sums, pixel, inside, image * tiles + tile,
-        chunk, out_total, OUT, OUT_BLOCK,
+        acc, out + image * area * OUT_TOTAL, sums, pixel, inside, image * tiles + tile,
+        chunk, OUT_TOTAL, OUT, OUT_BLOCK,
     )  # fmt: skip
 
 
@@ -94,7 +98,8 @@ def _leaf_conv(
 @no_type_check
 def _leaf_up(
     features, of_features, skip, of_skip, out, sums, height, width, tiles, chunks,
-    features_total, total, CHUNK: tl.constexpr, BLOCK: tl.constexpr, STEPS: tl.constexpr,
+    FEATURES: tl.constexpr, TOTAL: tl.constexpr,
+    CHUNK: tl.constexpr, BLOCK: tl.constexpr, STEPS: tl.constexpr,
     SKIP: tl.constexpr, SKIP_BLOCK: tl.constexpr, SKIP_STEPS: tl.constexpr,
     OUT: tl.constexpr, OUT_BLOCK: tl.constexpr, PIXELS: tl.constexpr,
 ):  # fmt: skip
@@ -108,74 +113,28 @@ def _leaf_up(
     h, w, down, right = small // width, small % width, quarter // 2, quarter % 2
     acc = tl.zeros((PIXELS, OUT_BLOCK), dtype=tl.float32)
     acc = _add_taps(
-        acc, features + image * area * features_total,
-        of_features + quarter * chunks * 4 * STEPS * BLOCK * OUT_BLOCK,
-        h + down - 1, w + right - 1, inside, chunk, height, width, features_total,
+        acc, features + image * area * FEATURES,
+        of_features + (chunk * 4 + quarter) * 4 * STEPS * BLOCK * OUT_BLOCK,
+        h + down - 1, w + right - 1, inside, chunk, height, width, FEATURES,
         2, CHUNK, BLOCK, STEPS, OUT_BLOCK,
     )  # fmt: skip
     row, col = 2 * h + down, 2 * w + right
     acc = _add_taps(
-        acc, skip + image * 4 * area * total, of_skip, row - 1, col - 1, inside,
-        chunk, 2 * height, 2 * width, total, 3, SKIP, SKIP_BLOCK, SKIP_STEPS, OUT_BLOCK,
+        acc, skip + image * 4 * area * TOTAL,
+        of_skip + chunk * 9 * SKIP_STEPS * SKIP_BLOCK * OUT_BLOCK, row - 1, col - 1, inside,
+        chunk, 2 * height, 2 * width, TOTAL, 3, SKIP, SKIP_BLOCK, SKIP_STEPS, OUT_BLOCK,
     )  # fmt: skip
     _store_tile(
-        acc, out + image * 4 * area * total, sums, row * 2 * width + col, inside,
-        (image * tiles + tile) * 4 + quarter, chunk, total, OUT, OUT_BLOCK,
+        acc, out + image * 4 * area * TOTAL, sums, row * 2 * width + col, inside,
+        (image * tiles + tile) * 4 + quarter, chunk, TOTAL, OUT, OUT_BLOCK,
     )  # fmt: skip
-
-
-def leaves_together(channels: int) -> int:
-    """How many leaves of so many channels share a product: thin ones leave the matrix unit idle.
-    It takes 16 at least; leaves of up to 31 go in pairs, wider ones alone."""
-    return -(-16 // channels) if channels < 16 else 2 if channels < 32 else 1
-
-
-class LeafWeight:
-    """The weight of a grouped convolution as the kernels read it: (chunks, taps, in, out).
-
-    A chunk is one leaf or a few that work together; its weight is zero between leaves, and padded
-    to powers of two.
-    """
-
-    def __init__(self, weight: Float[Tensor, "out in side side"], groups: int) -> None:
-        out, into, side, _ = weight.shape
-        out, taps = out // groups, side * side
-        leaves = min(groups, leaves_together(min(out, into)))
-        chunks = -(-groups // leaves)
-        self.into, self.out = leaves * into, leaves * out
-        self.block = min(64, power(self.into))
-        self.steps, self.out_block = -(-self.into // self.block), power(self.out)
-        blocks = weight.reshape(groups, out, into, taps)
-        blocks = F.pad(blocks, (0, 0) * 3 + (0, chunks * leaves - groups))
-        eye = torch.eye(leaves, dtype=weight.dtype, device=weight.device)
-        dense = torch.einsum("cgoit,gh->ctgiho", blocks.unflatten(0, (chunks, leaves)), eye)
-        dense = dense.reshape(chunks, taps, self.into, self.out)
-        sides = 0, self.out_block - self.out, 0, self.steps * self.block - self.into
-        self.tensor = F.pad(dense, sides).contiguous()
-
-    def to(self, dtype: torch.dtype) -> "LeafWeight":
-        self.tensor = self.tensor.to(dtype)
-        return self
-
-
-class UpWeight(LeafWeight):
-    """Of the convolution of enlarged features: (4, chunks, 4, in, out).
-
-    Each of the four pixels that a small one becomes sees 2×2 small pixels, with the sums of those
-    of the nine weights that fall on the same one.
-    """
-
-    def __init__(self, weight: Float[Tensor, "out in 3 3"], groups: int) -> None:
-        quarters, kernel = [], enlarging(weight).transpose(0, 1).flip(2, 3)
-        for down, right in ((0, 0), (0, 1), (1, 0), (1, 1)):
-            super().__init__(kernel[:, :, down::2, right::2], groups)
-            quarters.append(self.tensor)
-        self.tensor = torch.stack(quarters)
 
 
 def tile_of(maps: Float[Tensor, "b c h w"]) -> int:
-    """Pixels of a tile."""
-    return min(CONFIG[0], power(maps.shape[2] * maps.shape[3]))
+    """Pixels of a tile; few pixels are cut finer, to occupy more of the GPU."""
+    batch, _, height, width = maps.shape
+    most = CONFIG[0] if batch * height * width > FEW else CONFIG[0] // 2
+    return min(most, power(height * width))
 
 
 def parts_of(maps: Float[Tensor, "b c h w"]) -> int:
@@ -185,18 +144,21 @@ def parts_of(maps: Float[Tensor, "b c h w"]) -> int:
 
 def leaf_conv(
     maps: Float[Tensor, "b c h w"],
-    weight: LeafWeight,
+    weight: Float[Tensor, "chunks 9 in_block out_block"],
     channels: int,
+    groups: int,
 ) -> tuple[Float[Tensor, "b c2 h w"], Float[Tensor, "b parts 2 c2"]]:
-    """The grouped convolution of `maps` to `channels`, and the sums of what it wrote."""
-    maps = channels_last(maps)
+    """The grouped convolution of `maps` to `channels` by a packed weight, and the sums of what it
+    wrote."""
+    maps, weight = channels_last(maps), weight.contiguous()
     batch, total, height, width = maps.shape
-    pixels, tiles, chunks = tile_of(maps), parts_of(maps), len(weight.tensor)
+    chunks = Chunks.of(groups, total // groups, channels // groups)
+    pixels, tiles = tile_of(maps), parts_of(maps)
     out = like(maps, channels, height, width)
     sums = maps.new_empty(batch, tiles, 2, channels, dtype=torch.float32)
-    _leaf_conv[(chunks * tiles * batch,)](
-        maps, weight.tensor, out, sums, height, width, tiles, chunks, total, channels,
-        weight.into, weight.block, weight.steps, weight.out, weight.out_block, pixels,
+    _leaf_conv[(chunks.count * tiles * batch,)](
+        maps, weight, out, sums, height, width, tiles, chunks.count, total, channels,
+        *chunks.tile, chunks.out, weight.shape[-1], pixels,
         num_warps=CONFIG[1], num_stages=CONFIG[2],
     )  # fmt: skip
     return out, sums
@@ -204,22 +166,25 @@ def leaf_conv(
 
 def leaf_up(
     features: Float[Tensor, "b c h w"],
-    of_features: UpWeight,
+    of_features: Float[Tensor, "chunks 16 in_block out_block"],
     skip: Float[Tensor, "b c2 h2 w2"],
-    of_skip: LeafWeight,
+    of_skip: Float[Tensor, "chunks 9 in_block2 out_block"],
+    groups: int,
 ) -> tuple[Float[Tensor, "b c2 h2 w2"], Float[Tensor, "b parts 2 c2"]]:
     """The grouped convolution of the features, enlarged twice and joined with the skip maps leaf
     by leaf (`unet.UpConv`), and the sums of what it wrote."""
     features, skip = channels_last(features), channels_last(skip)
+    of_features, of_skip = of_features.contiguous(), of_skip.contiguous()
     batch, total, height, width = features.shape
-    channels, chunks = skip.shape[1], len(of_skip.tensor)
+    channels = skip.shape[1]
+    below = Chunks.of(groups, total // groups, channels // groups)
+    across = Chunks.of(groups, channels // groups, channels // groups)
     pixels, tiles = tile_of(features), parts_of(features)
     out = like(features, channels, 2 * height, 2 * width)
     sums = features.new_empty(batch, 4 * tiles, 2, channels, dtype=torch.float32)
-    _leaf_up[(4 * chunks * tiles * batch,)](
-        features, of_features.tensor, skip, of_skip.tensor, out, sums, height, width, tiles, chunks,
-        total, channels, of_features.into, of_features.block, of_features.steps,
-        of_skip.into, of_skip.block, of_skip.steps, of_skip.out, of_skip.out_block, pixels,
+    _leaf_up[(4 * across.count * tiles * batch,)](
+        features, of_features, skip, of_skip, out, sums, height, width, tiles, across.count,
+        total, channels, *below.tile, *across.tile, across.out, of_skip.shape[-1], pixels,
         num_warps=CONFIG[1], num_stages=CONFIG[2],
     )  # fmt: skip
     return out, sums

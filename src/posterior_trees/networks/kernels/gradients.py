@@ -7,10 +7,24 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
-from posterior_trees.networks.kernels.norm import SLOPE, add_parts, own_share, store_part
-from posterior_trees.networks.kernels.plan import Pass, by_group, channels_last, deal_out, like
+from posterior_trees.networks.kernels.norm import (
+    add_parts,
+    load_line,
+    load_moments,
+    own_pixels,
+    store_part,
+)
+from posterior_trees.networks.kernels.plan import (
+    PARTS,
+    Pass,
+    by_group,
+    channels_last,
+    deal_out,
+    like,
+)
+from posterior_trees.networks.kernels.small import SLOPE, fits, small_gradients
 
-GRAD_SUMS, GRAD_MAPS = Pass(2048, 2, 8), Pass(2048, 2, 8)
+GRAD_SUMS, GRAD_MAPS = Pass(4096, 2, 8, PARTS), Pass(2048, 2, 8)
 
 
 @triton.jit
@@ -25,60 +39,62 @@ def _sloped(maps, grads, places, mask, a, b):
 @triton.jit
 @no_type_check
 def _grad_sums(
-    maps, grads, scale, shift, sums, area, per_part, channels,
-    CHANNELS: tl.constexpr, ROWS: tl.constexpr, STAGES: tl.constexpr,
+    maps, grads, moments, gamma, beta, sums, area, parts, per_part,
+    CHANNELS: tl.constexpr, GROUP: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
-    part, image, channel, exists, a, b = own_share(scale, shift, channels, CHANNELS)
-    first = tl.zeros((ROWS, CHANNELS), dtype=tl.float32)
-    second = tl.zeros((ROWS, CHANNELS), dtype=tl.float32)
-    end = tl.minimum(area, (part + 1) * per_part)
-    for start in tl.range(part * per_part, end, ROWS, num_stages=STAGES):
+    image, begin, end, channel, exists = own_pixels(area, parts, per_part, CHANNELS, BLOCK)
+    a, b = load_line(moments, gamma, beta, image, channel, exists, CHANNELS, GROUP)
+    first = tl.zeros((ROWS, BLOCK), dtype=tl.float32)
+    second = tl.zeros((ROWS, BLOCK), dtype=tl.float32)
+    for start in tl.range(begin, end, ROWS, num_stages=STAGES):
         pixel = start + tl.arange(0, ROWS)
-        places = (image * area + pixel)[:, None] * channels + channel[None, :]
+        places = (image * area + pixel)[:, None] * CHANNELS + channel[None, :]
         x, grad = _sloped(maps, grads, places, (pixel < end)[:, None] & exists[None, :], a, b)
         first += grad
         second += grad * x
-    store_part(sums, first, second, part, image, channel, exists, channels)
+    store_part(sums, first, second, channel, exists, CHANNELS)
 
 
 @triton.jit
 @no_type_check
 def _grad_plan(
-    sums, gamma, moments, slope, offset, of_gamma, of_beta, parts, channels, count,
-    GROUP: tl.constexpr, GROUP_BLOCK: tl.constexpr, PARTS: tl.constexpr,
+    sums, moments, gamma, plan, of_parameters, parts, count, CHANNELS: tl.constexpr,
+    GROUP: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
-    group, image = tl.program_id(0), tl.program_id(1)
-    k = tl.arange(0, GROUP_BLOCK)
-    channel = group * GROUP + k
-    exists = k < GROUP
-    total, with_x = add_parts(sums, image, channel, exists, parts, channels, PARTS, GROUP_BLOCK)
-    place = (image * tl.num_programs(0) + group) * 2
+    """From the sums to s and t of every group, and to the parameters' gradients."""
+    groups: tl.constexpr = CHANNELS // GROUP
+    image, group = (tl.program_id(0) // groups).to(tl.int64), tl.program_id(0) % groups
+    k = tl.arange(0, BLOCK)
+    channel, exists = group * GROUP + k, k < GROUP
+    place = (image * groups + group) * 2
     mean, factor = tl.load(moments + place), tl.load(moments + place + 1)
-    with_x = factor * (with_x - mean * total)  # now with the normalised x
     weight = tl.load(gamma + channel, mask=exists, other=0.0)
+    total, with_x = add_parts(sums, image, channel, exists, parts, CHANNELS, PARTS, BLOCK)
+    with_x = factor * (with_x - mean * total)  # now with the normalised x
     first = tl.sum(weight * total, axis=0) / count
     second = tl.sum(weight * with_x, axis=0) / count
-    places = image * channels + channel
-    tl.store(of_beta + places, total, mask=exists)
-    tl.store(of_gamma + places, with_x, mask=exists)
     steep = -factor * factor * second
-    tl.store(slope + places, tl.zeros_like(total) + steep, mask=exists)
-    tl.store(offset + places, tl.zeros_like(total) - steep * mean - factor * first, mask=exists)
+    tl.store(plan + place, steep)
+    tl.store(plan + place + 1, -steep * mean - factor * first)
+    places = of_parameters + image * 2 * CHANNELS + channel
+    tl.store(places, with_x, mask=exists)
+    tl.store(places + CHANNELS, total, mask=exists)
 
 
 @triton.jit
 @no_type_check
 def _grad_maps(
-    maps, grads, scale, shift, slope, offset, out, area, per_part, channels,
-    CHANNELS: tl.constexpr, ROWS: tl.constexpr, STAGES: tl.constexpr,
+    maps, grads, moments, gamma, beta, plan, out, area, parts, per_part,
+    CHANNELS: tl.constexpr, GROUP: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
-    part, image, channel, exists, a, b = own_share(scale, shift, channels, CHANNELS)
-    steep = tl.load(slope + image * channels + channel, mask=exists, other=0.0)
-    level = tl.load(offset + image * channels + channel, mask=exists, other=0.0)
-    end = tl.minimum(area, (part + 1) * per_part)
-    for start in tl.range(part * per_part, end, ROWS, num_stages=STAGES):
+    image, begin, end, channel, exists = own_pixels(area, parts, per_part, CHANNELS, BLOCK)
+    a, b = load_line(moments, gamma, beta, image, channel, exists, CHANNELS, GROUP)
+    steep, level = load_moments(plan, image, channel, exists, CHANNELS, GROUP)
+    for start in tl.range(begin, end, ROWS, num_stages=STAGES):
         pixel = start + tl.arange(0, ROWS)
-        places = (image * area + pixel)[:, None] * channels + channel[None, :]
+        places = (image * area + pixel)[:, None] * CHANNELS + channel[None, :]
         mask = (pixel < end)[:, None] & exists[None, :]
         x, grad = _sloped(maps, grads, places, mask, a, b)
         grad = a[None, :] * grad + steep[None, :] * x + level[None, :]
@@ -88,12 +104,12 @@ def _grad_maps(
 def gradients(
     grads: Float[Tensor, "b c h w"],
     maps: Float[Tensor, "b c h w"],
-    gamma: Float[Tensor, "c"],
-    scale: Float[Tensor, "b c"],
-    shift: Float[Tensor, "b c"],
     moments: Float[Tensor, "b groups 2"],
-) -> tuple[Float[Tensor, "b c h w"], Float[Tensor, "c"], Float[Tensor, "c"]]:
-    r"""Of the maps, gamma and beta, from that of what `normalize` returned.
+    gamma: Float[Tensor, "c"],
+    beta: Float[Tensor, "c"],
+) -> tuple[Float[Tensor, "b c h w"], Float[Tensor, "b 2 c"]]:
+    r"""Of the maps, from that of what `group_norm` returned; and those of gamma and beta, of every
+    image by itself.
 
     With $g$ the gradient before the LeakyReLU, $r$ the inverse deviation, $\hat x = r (x - \mu)$
     and means over pixels and channels of a group,
@@ -101,28 +117,29 @@ def gradients(
     $$ \partial x = r \big( \gamma g - \overline{\gamma g}
        - \hat x \, \overline{\gamma g \hat x} \big), $$
 
-    which is $a g + s x + t$ with one $a$, $s$, $t$ per image and channel. All of it follows from
-    the sums of $g$ and of $g x$.
+    which is $a g + s x + t$ with one $a$ per image and channel, and one $s$ and $t$ per image and
+    group. All of it follows from the sums of $g$ and of $g x$.
     """
-    grads, maps = channels_last(grads.to(maps.dtype)), channels_last(maps)
+    grads, groups = grads.to(maps.dtype), moments.shape[1]
+    if fits(maps, groups, 2):
+        return small_gradients(grads, maps, moments, gamma, beta)
+    grads, maps = channels_last(grads), channels_last(maps)
     batch, channels, height, width = maps.shape
-    area = height * width
-    grid, per_part, shape = deal_out(batch, channels, area, GRAD_SUMS)
-    sums = scale.new_empty(batch, grid[0], 2, channels)
-    _grad_sums[grid](
-        maps, grads, scale, shift, sums, area, per_part, channels, *shape,
-        num_warps=GRAD_SUMS.warps,
+    area, group, norm = height * width, channels // groups, (moments, gamma, beta)
+    share = deal_out(batch, channels, area, GRAD_SUMS)
+    sums = moments.new_empty(batch, share.parts, 2, channels)
+    _grad_sums[share.grid](
+        maps, grads, *norm, sums, area, share.parts, share.per_part, channels, group, share.block,
+        share.rows, GRAD_SUMS.stages, num_warps=GRAD_SUMS.warps,
     )  # fmt: skip
-    slope, offset, of_gamma, of_beta = scale.new_empty(4, batch, channels)
-    group, group_block, held = by_group(channels, moments.shape[1], grid[0])
-    _grad_plan[(moments.shape[1], batch)](
-        sums, gamma, moments, slope, offset, of_gamma, of_beta, grid[0], channels,
-        float(group * area), group, group_block, held,
+    plan, of_parameters = moments.new_empty(moments.shape), moments.new_empty(batch, 2, channels)
+    _grad_plan[(groups * batch,)](
+        sums, moments, gamma, plan, of_parameters, share.parts, float(group * area), channels,
+        group, *by_group(channels, groups, share.parts), num_warps=8,
     )  # fmt: skip
-    out = like(maps, channels, height, width)
-    grid, per_part, shape = deal_out(batch, channels, area, GRAD_MAPS)
-    _grad_maps[grid](
-        maps, grads, scale, shift, slope, offset, out, area, per_part, channels, *shape,
-        num_warps=GRAD_MAPS.warps,
+    out, share = like(maps, channels, height, width), deal_out(batch, channels, area, GRAD_MAPS)
+    _grad_maps[share.grid](
+        maps, grads, *norm, plan, out, area, share.parts, share.per_part, channels, group,
+        share.block, share.rows, GRAD_MAPS.stages, num_warps=GRAD_MAPS.warps,
     )  # fmt: skip
-    return out, of_gamma.sum(dim=0).to(gamma.dtype), of_beta.sum(dim=0).to(gamma.dtype)
+    return out, of_parameters

@@ -1,19 +1,21 @@
 r"""Triton kernels for GroupNorm and LeakyReLU in one, on channels-last maps.
 
 Plain torch reads a map for the statistics, reads and writes it to normalise, and reads and writes
-it again to activate. Here GroupNorm is $x \mapsto a x + b$ with one $a$ and $b$ per image and
-channel, from sums of values and of squares:
+it again to activate. Here GroupNorm is $x \mapsto a x + b$ with one $a = \gamma r$ and
+$b = \beta - \mu a$ per image and channel, from the mean $\mu$ and the inverse deviation $r$ of its
+group, and these from sums of values and of squares:
 
 - `channel_sums`: these sums, if the convolution did not leave them (`kernels/conv.py`);
-- `scale_and_shift`: from the sums to $a$ and $b$;
-- `normalize`: applies them and the LeakyReLU; `normalize_and_average` and `normalize_and_halve`
-  also return the map's mean and the map at half the size; `to_leaves` maps it straight to pixels;
+- `measure`: from the sums to $\mu$ and $r$, the *moments*;
+- `normalize`: applies them and the LeakyReLU; what else a prediction does in that pass is in
+  `kernels/predict.py`;
+- groups so small that a program holds one need no sums (`kernels/small.py`): `group_norm` chooses;
 - the way back, for training, is in `gradients.py`.
 
 `sums` come in parts, (b, parts, 2, channels): deterministic, and quick to add up.
 """
 
-from typing import no_type_check
+from typing import NamedTuple, no_type_check
 
 import torch
 import triton
@@ -22,104 +24,126 @@ from jaxtyping import Float
 from torch import Tensor
 
 from posterior_trees.networks.kernels.plan import (
+    PARTS,
     Pass,
     by_group,
     channels_last,
     deal_out,
     like,
-    power,
 )
+from posterior_trees.networks.kernels.small import SLOPE, fits, small_norm
 
-SLOPE = tl.constexpr(0.2)
-SUMS, APPLY, HALVE, LEAVES = Pass(2048, 2, 8), Pass(4096, 2, 8), Pass(1024, 2, 8), Pass(4096, 3, 4)
+SUMS, APPLY, AVERAGE = Pass(8192, 2, 8, PARTS), Pass(4096, 2, 8), Pass(4096, 2, 8, PARTS)
 
 
-@triton.jit
-@no_type_check
-def own_share(scale, shift, channels, CHANNELS: tl.constexpr):
-    """A program's part of the pixels, image and channels, and the factors and offsets of these."""
-    image = tl.program_id(1).to(tl.int64)
-    channel = tl.program_id(2) * CHANNELS + tl.arange(0, CHANNELS)
-    exists = channel < channels
-    a = tl.load(scale + image * channels + channel, mask=exists, other=0.0)
-    b = tl.load(shift + image * channels + channel, mask=exists, other=0.0)
-    return tl.program_id(0), image, channel, exists, a, b
+class Norm(NamedTuple):
+    """What GroupNorm does to certain maps: its parameters, and the groups' means and inverse
+    deviations."""
+
+    moments: Float[Tensor, "b groups 2"]
+    gamma: Float[Tensor, "c"]
+    beta: Float[Tensor, "c"]
 
 
 @triton.jit
 @no_type_check
-def store_part(sums, first, second, part, image, channel, exists, channels):
-    """Both sums over the pixels that a program has seen."""
-    place = sums + (image * tl.num_programs(0) + part) * 2 * channels + channel
-    tl.store(place, tl.sum(first, axis=0), mask=exists)
-    tl.store(place + channels, tl.sum(second, axis=0), mask=exists)
-
-
-@triton.jit
-@no_type_check
-def _channel_sums(
-    maps, sums, area, per_part, channels,
-    CHANNELS: tl.constexpr, ROWS: tl.constexpr, STAGES: tl.constexpr,
-):  # fmt: skip
-    part, image = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    channel = tl.program_id(2) * CHANNELS + tl.arange(0, CHANNELS)
-    exists = channel < channels
-    total = tl.zeros((ROWS, CHANNELS), dtype=tl.float32)
-    squares = tl.zeros((ROWS, CHANNELS), dtype=tl.float32)
+def own_pixels(area, parts, per_part, CHANNELS: tl.constexpr, BLOCK: tl.constexpr):
+    """A program's image, part of its pixels (first and last), and channels."""
+    image, part = (tl.program_id(0) // parts).to(tl.int64), tl.program_id(0) % parts
+    channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     end = tl.minimum(area, (part + 1) * per_part)
-    for start in tl.range(part * per_part, end, ROWS, num_stages=STAGES):
-        pixel = start + tl.arange(0, ROWS)
-        places = (image * area + pixel)[:, None] * channels + channel[None, :]
-        mask = (pixel < end)[:, None] & exists[None, :]
-        x = tl.load(maps + places, mask=mask, other=0.0).to(tl.float32)
-        total += x
-        squares += x * x
-    store_part(sums, total, squares, part, image, channel, exists, channels)
+    return image, part * per_part, end, channel, channel < CHANNELS
+
+
+@triton.jit
+@no_type_check
+def load_moments(
+    moments, image, channel, exists, CHANNELS: tl.constexpr, GROUP: tl.constexpr
+):  # fmt: skip
+    """Of two numbers of every group, those of the channels."""
+    place = moments + (image * (CHANNELS // GROUP) + channel // GROUP) * 2
+    return tl.load(place, mask=exists, other=0.0), tl.load(place + 1, mask=exists, other=0.0)
+
+
+@triton.jit
+@no_type_check
+def load_line(
+    moments, gamma, beta, image, channel, exists, CHANNELS: tl.constexpr, GROUP: tl.constexpr
+):  # fmt: skip
+    """a and b of the channels."""
+    mean, factor = load_moments(moments, image, channel, exists, CHANNELS, GROUP)
+    a = tl.load(gamma + channel, mask=exists, other=0.0) * factor
+    return a, tl.load(beta + channel, mask=exists, other=0.0) - mean * a
+
+
+@triton.jit
+@no_type_check
+def store_part(sums, first, second, channel, exists, CHANNELS: tl.constexpr):
+    """Both sums over the pixels that a program has seen."""
+    place = sums + tl.program_id(0).to(tl.int64) * 2 * CHANNELS + channel
+    tl.store(place, tl.sum(first, axis=0), mask=exists)
+    tl.store(place + CHANNELS, tl.sum(second, axis=0), mask=exists)
 
 
 @triton.jit
 @no_type_check
 def add_parts(
-    sums, image, channel, exists, parts, channels, PARTS: tl.constexpr, CHANNELS: tl.constexpr
+    sums, image, channel, exists, parts, CHANNELS: tl.constexpr, PARTS: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Both sums of an image, over all parts."""
-    first = tl.zeros((PARTS, CHANNELS), dtype=tl.float32)
-    second = tl.zeros((PARTS, CHANNELS), dtype=tl.float32)
+    first = tl.zeros((PARTS, BLOCK), dtype=tl.float32)
+    second = tl.zeros((PARTS, BLOCK), dtype=tl.float32)
     for start in range(0, parts, PARTS):
         part = start + tl.arange(0, PARTS)
-        places = ((image * parts + part) * 2)[:, None] * channels + channel[None, :]
+        places = ((image * parts + part) * 2)[:, None] * CHANNELS + channel[None, :]
         mask = (part < parts)[:, None] & exists[None, :]
         first += tl.load(sums + places, mask=mask, other=0.0)
-        second += tl.load(sums + places + channels, mask=mask, other=0.0)
+        second += tl.load(sums + places + CHANNELS, mask=mask, other=0.0)
     return tl.sum(first, axis=0), tl.sum(second, axis=0)
 
 
 @triton.jit
 @no_type_check
-def _scale_and_shift(
-    sums, gamma, beta, scale, shift, moments, parts, channels, count, epsilon,
-    GROUP: tl.constexpr, GROUP_BLOCK: tl.constexpr, PARTS: tl.constexpr,
+def _channel_sums(
+    maps, sums, area, parts, per_part,
+    CHANNELS: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    group, image = tl.program_id(0), tl.program_id(1)
-    k = tl.arange(0, GROUP_BLOCK)
-    channel = group * GROUP + k
-    exists = k < GROUP
-    total, squares = add_parts(sums, image, channel, exists, parts, channels, PARTS, GROUP_BLOCK)
-    mean = tl.sum(total, axis=0) / count
-    variance = tl.sum(squares, axis=0) / count - mean * mean
-    factor = tl.rsqrt(tl.maximum(variance, 0.0) + epsilon)
-    place = (image * tl.num_programs(0) + group) * 2
-    tl.store(moments + place, mean)
-    tl.store(moments + place + 1, factor)
-    a = tl.load(gamma + channel, mask=exists) * factor
-    tl.store(scale + image * channels + channel, a, mask=exists)
-    b = tl.load(beta + channel, mask=exists) - mean * a
-    tl.store(shift + image * channels + channel, b, mask=exists)
+    image, begin, end, channel, exists = own_pixels(area, parts, per_part, CHANNELS, BLOCK)
+    total = tl.zeros((ROWS, BLOCK), dtype=tl.float32)
+    squares = tl.zeros((ROWS, BLOCK), dtype=tl.float32)
+    for start in tl.range(begin, end, ROWS, num_stages=STAGES):
+        pixel = start + tl.arange(0, ROWS)
+        places = (image * area + pixel)[:, None] * CHANNELS + channel[None, :]
+        mask = (pixel < end)[:, None] & exists[None, :]
+        x = tl.load(maps + places, mask=mask, other=0.0).to(tl.float32)
+        total += x
+        squares += x * x
+    store_part(sums, total, squares, channel, exists, CHANNELS)
 
 
 @triton.jit
 @no_type_check
-def _activated(maps, places, mask, a, b):
+def _measure(
+    sums, moments, parts, count, epsilon, CHANNELS: tl.constexpr, GROUP: tl.constexpr,
+    BLOCK: tl.constexpr, PARTS: tl.constexpr,
+):  # fmt: skip
+    groups: tl.constexpr = CHANNELS // GROUP
+    image, group = (tl.program_id(0) // groups).to(tl.int64), tl.program_id(0) % groups
+    k = tl.arange(0, BLOCK)
+    total, squares = add_parts(
+        sums, image, group * GROUP + k, k < GROUP, parts, CHANNELS, PARTS, BLOCK
+    )
+    mean = tl.sum(total, axis=0) / count
+    variance = tl.sum(squares, axis=0) / count - mean * mean
+    place = moments + (image * groups + group) * 2
+    tl.store(place, mean)
+    tl.store(place + 1, tl.rsqrt(tl.maximum(variance, 0.0) + epsilon))
+
+
+@triton.jit
+@no_type_check
+def activated(maps, places, mask, a, b):
     x = tl.load(maps + places, mask=mask, other=0.0).to(tl.float32) * a[None, :] + b[None, :]
     return tl.where(x > 0, x, SLOPE * x)
 
@@ -127,180 +151,89 @@ def _activated(maps, places, mask, a, b):
 @triton.jit
 @no_type_check
 def _normalize(
-    maps, scale, shift, out, means, area, per_part, channels,
-    CHANNELS: tl.constexpr, ROWS: tl.constexpr, STAGES: tl.constexpr, MEANS: tl.constexpr,
+    maps, moments, gamma, beta, out, means, area, parts, per_part,
+    CHANNELS: tl.constexpr, GROUP: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
+    STAGES: tl.constexpr, MEANS: tl.constexpr,
 ):  # fmt: skip
-    part, image, channel, exists, a, b = own_share(scale, shift, channels, CHANNELS)
-    total = tl.zeros((ROWS, CHANNELS), dtype=tl.float32)
-    end = tl.minimum(area, (part + 1) * per_part)
-    for start in tl.range(part * per_part, end, ROWS, num_stages=STAGES):
+    image, begin, end, channel, exists = own_pixels(area, parts, per_part, CHANNELS, BLOCK)
+    a, b = load_line(moments, gamma, beta, image, channel, exists, CHANNELS, GROUP)
+    total = tl.zeros((ROWS, BLOCK), dtype=tl.float32)
+    for start in tl.range(begin, end, ROWS, num_stages=STAGES):
         pixel = start + tl.arange(0, ROWS)
-        places = (image * area + pixel)[:, None] * channels + channel[None, :]
+        places = (image * area + pixel)[:, None] * CHANNELS + channel[None, :]
         mask = (pixel < end)[:, None] & exists[None, :]
-        x = _activated(maps, places, mask, a, b)
+        x = activated(maps, places, mask, a, b)
         tl.store(out + places, x.to(out.dtype.element_ty), mask=mask)
         if MEANS:
             total += tl.where(mask, x, 0.0)
     if MEANS:
-        place = (image * tl.num_programs(0) + part) * channels + channel
+        place = tl.program_id(0).to(tl.int64) * CHANNELS + channel
         tl.store(means + place, tl.sum(total, axis=0) / area, mask=exists)
 
 
-@triton.jit
-@no_type_check
-def _normalize_and_halve(
-    maps, scale, shift, out, half, area, width, per_part, channels,
-    CHANNELS: tl.constexpr, ROWS: tl.constexpr, STAGES: tl.constexpr,
-):  # fmt: skip
-    """Area and width are those of the half-sized map."""
-    part, image, channel, exists, a, b = own_share(scale, shift, channels, CHANNELS)
-    end = tl.minimum(area, (part + 1) * per_part)
-    for start in tl.range(part * per_part, end, ROWS, num_stages=STAGES):
-        pixel = start + tl.arange(0, ROWS)
-        mask = (pixel < end)[:, None] & exists[None, :]
-        corner = image * area * 4 + (pixel // width) * 4 * width + (pixel % width) * 2
-        mean = tl.zeros((ROWS, CHANNELS), dtype=tl.float32)
-        for quarter in tl.static_range(4):
-            place = corner + quarter // 2 * 2 * width + quarter % 2
-            places = place[:, None] * channels + channel[None, :]
-            x = _activated(maps, places, mask, a, b).to(out.dtype.element_ty)
-            tl.store(out + places, x, mask=mask)
-            mean += 0.25 * x.to(tl.float32)
-        places = (image * area + pixel)[:, None] * channels + channel[None, :]
-        tl.store(half + places, mean.to(half.dtype.element_ty), mask=mask)
-
-
-@triton.jit
-@no_type_check
-def _to_leaves(
-    maps, scale, shift, weight, bias, out, means, area, per_part, channels, pixels,
-    CHANNELS: tl.constexpr, ROWS: tl.constexpr, STAGES: tl.constexpr, OUT: tl.constexpr,
-):  # fmt: skip
-    part, image, channel, exists, a, b = own_share(scale, shift, channels, CHANNELS)
-    column = tl.arange(0, OUT)
-    matrix = tl.load(weight + channel[:, None] * OUT + column[None, :])
-    level = tl.load(bias + column)
-    total = tl.zeros((ROWS, CHANNELS), dtype=tl.float32)
-    end = tl.minimum(area, (part + 1) * per_part)
-    for start in tl.range(part * per_part, end, ROWS, num_stages=STAGES):
-        pixel = start + tl.arange(0, ROWS)
-        place, inside = image * area + pixel, (pixel < end)[:, None]
-        places = place[:, None] * channels + channel[None, :]
-        x = _activated(maps, places, inside & exists[None, :], a, b)
-        x = tl.where(inside & exists[None, :], x, 0.0)
-        total += x
-        leaves = tl.dot(x.to(matrix.dtype), matrix) + level[None, :]
-        places = place[:, None] * pixels + column[None, :]
-        mask = inside & (column < pixels)[None, :]
-        tl.store(out + places, leaves.to(out.dtype.element_ty), mask=mask)
-    place = (image * tl.num_programs(0) + part) * channels + channel
-    tl.store(means + place, tl.sum(total, axis=0) / area, mask=exists)
+def group_norm(
+    maps: Float[Tensor, "b c h w"],
+    gamma: Float[Tensor, "c"],
+    beta: Float[Tensor, "c"],
+    groups: int,
+    epsilon: float,
+    sums: Float[Tensor, "b parts 2 c"] | None = None,
+) -> tuple[Float[Tensor, "b c h w"], Float[Tensor, "b groups 2"]]:
+    """LeakyReLU of the normalised maps, and the moments; `sums`, if there are some, save a pass."""
+    if fits(maps, groups, 1):
+        return small_norm(maps, gamma, beta, groups, epsilon)
+    sums = channel_sums(maps) if sums is None else sums
+    moments = measure(sums, groups, maps.shape[2] * maps.shape[3], epsilon)
+    return normalize(maps, Norm(moments, gamma, beta)), moments
 
 
 def channel_sums(maps: Float[Tensor, "b c h w"]) -> Float[Tensor, "b parts 2 c"]:
     """Sums of values and squares over parts of the pixels."""
     maps = channels_last(maps)
     batch, channels, height, width = maps.shape
-    grid, per_part, shape = deal_out(batch, channels, height * width, SUMS)
-    sums = maps.new_empty(batch, grid[0], 2, channels, dtype=torch.float32)
-    _channel_sums[grid](
-        maps, sums, height * width, per_part, channels, *shape, num_warps=SUMS.warps
-    )
+    share = deal_out(batch, channels, height * width, SUMS)
+    sums = maps.new_empty(batch, share.parts, 2, channels, dtype=torch.float32)
+    _channel_sums[share.grid](
+        maps, sums, height * width, share.parts, share.per_part, channels, share.block, share.rows,
+        SUMS.stages, num_warps=SUMS.warps,
+    )  # fmt: skip
     return sums
 
 
-def scale_and_shift(
-    sums: Float[Tensor, "b parts 2 c"],
-    gamma: Float[Tensor, "c"],
-    beta: Float[Tensor, "c"],
-    groups: int,
-    area: int,
-    epsilon: float,
-) -> tuple[Float[Tensor, "b c"], Float[Tensor, "b c"], Float[Tensor, "b groups 2"]]:
-    """Factor and offset of every channel by which GroupNorm normalises maps with these sums, and
-    of every group its mean and the inverse of its deviation."""
+def measure(
+    sums: Float[Tensor, "b parts 2 c"], groups: int, area: int, epsilon: float
+) -> Float[Tensor, "b groups 2"]:
+    """Mean and inverse deviation of every group of maps with these sums."""
     batch, parts, _, channels = sums.shape
-    scale, shift = (sums.new_empty(batch, channels) for _ in range(2))
-    moments = sums.new_empty(batch, groups, 2)
-    group, block, held = by_group(channels, groups, parts)
-    _scale_and_shift[(groups, batch)](
-        sums, gamma, beta, scale, shift, moments, parts, channels, float(group * area), epsilon,
-        group, block, held,
+    moments, group = sums.new_empty(batch, groups, 2), channels // groups
+    _measure[(groups * batch,)](
+        sums, moments, parts, float(group * area), epsilon, channels, group,
+        *by_group(channels, groups, parts), num_warps=8,
     )  # fmt: skip
-    return scale, shift, moments
+    return moments
 
 
-def normalize(
-    maps: Float[Tensor, "b c h w"], scale: Float[Tensor, "b c"], shift: Float[Tensor, "b c"]
-) -> Float[Tensor, "b c h w"]:
-    """LeakyReLU of a·x + b."""
-    out, _ = _normalized(maps, scale, shift, has_means=False)
+def normalize(maps: Float[Tensor, "b c h w"], norm: Norm) -> Float[Tensor, "b c h w"]:
+    """LeakyReLU of the normalised maps."""
+    out, _ = _normalized(maps, norm, APPLY, has_means=False)
     return out
 
 
 def normalize_and_average(
-    maps: Float[Tensor, "b c h w"], scale: Float[Tensor, "b c"], shift: Float[Tensor, "b c"]
+    maps: Float[Tensor, "b c h w"], norm: Norm
 ) -> tuple[Float[Tensor, "b c h w"], Float[Tensor, "b parts c"]]:
-    """LeakyReLU of a·x + b, and its mean over the pixels, in parts to be added."""
-    return _normalized(maps, scale, shift, has_means=True)
+    """LeakyReLU of the normalised maps, and its mean over the pixels, in parts to be added."""
+    return _normalized(maps, norm, AVERAGE, has_means=True)
 
 
-def _normalized(maps: Tensor, scale: Tensor, shift: Tensor, *, has_means: bool):
+def _normalized(maps: Tensor, norm: Norm, how: Pass, *, has_means: bool):
     maps = channels_last(maps)
     batch, channels, height, width = maps.shape
-    out = like(maps, channels, height, width)
-    grid, per_part, shape = deal_out(batch, channels, height * width, APPLY)
-    means = scale.new_empty(batch, grid[0], channels) if has_means else scale
-    _normalize[grid](
-        maps, scale, shift, out, means, height * width, per_part, channels, *shape, has_means,
-        num_warps=APPLY.warps,
+    out, share = like(maps, channels, height, width), deal_out(batch, channels, height * width, how)
+    means = norm.moments.new_empty(batch, share.parts, channels) if has_means else norm.moments
+    _normalize[share.grid](
+        maps, *norm, out, means, height * width, share.parts, share.per_part, channels,
+        channels // norm.moments.shape[1], share.block, share.rows, how.stages, has_means,
+        num_warps=how.warps,
     )  # fmt: skip
     return out, means
-
-
-def normalize_and_halve(
-    maps: Float[Tensor, "b c h w"], scale: Float[Tensor, "b c"], shift: Float[Tensor, "b c"]
-) -> tuple[Float[Tensor, "b c h w"], Float[Tensor, "b c h2 w2"]]:
-    """LeakyReLU of a·x + b, and its averages over 2×2 pixels."""
-    maps = channels_last(maps)
-    batch, channels, height, width = maps.shape
-    out = like(maps, channels, height, width)
-    half = like(maps, channels, height // 2, width // 2)
-    area = height * width // 4
-    grid, per_part, shape = deal_out(batch, channels, area, HALVE)
-    _normalize_and_halve[grid](
-        maps, scale, shift, out, half, area, width // 2, per_part, channels, *shape,
-        num_warps=HALVE.warps,
-    )  # fmt: skip
-    return out, half
-
-
-def to_leaves(
-    maps: Float[Tensor, "b c h w"],
-    scale: Float[Tensor, "b c"],
-    shift: Float[Tensor, "b c"],
-    weight: Float[Tensor, "c_block out_block"],
-    bias: Float[Tensor, "out_block"],
-    channels: int,
-) -> tuple[Float[Tensor, "b n h w"], Float[Tensor, "b parts c"]]:
-    """`channels` pixels of the leaves from the last map, and the mean of the map, activated, in
-    parts to be added."""
-    maps = channels_last(maps)
-    batch, into, height, width = maps.shape
-    how = Pass(max(LEAVES.values, 16 * len(weight)), LEAVES.stages, LEAVES.warps)
-    grid, per_part, shape = deal_out(batch, into, height * width, how)
-    out = like(maps, channels, height, width)
-    means = maps.new_empty(batch, grid[0], into, dtype=torch.float32)
-    _to_leaves[grid](
-        maps, scale, shift, weight, bias, out, means, height * width, per_part, into, channels,
-        *shape, weight.shape[1], num_warps=how.warps,
-    )  # fmt: skip
-    return out, means
-
-
-def padded(weight: Float[Tensor, "out in"]) -> Float[Tensor, "in_block out_block"]:
-    """A matrix as `to_leaves` reads it: transposed, sides padded to powers of two."""
-    out, into = weight.shape
-    block = weight.new_zeros(power(into), power(out))
-    block[:into, :out] = weight.T
-    return block
