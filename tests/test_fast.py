@@ -1,12 +1,15 @@
 """The fast predictor is the plain one: same trees, the plain one untouched, no tree overwritten."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import nn
 
 from posterior_trees import UNet, load
+from posterior_trees import fast as fast_module
 from posterior_trees.capture import LARGE
-from posterior_trees.fast import RECORDINGS, FastPredictor, copies
+from posterior_trees.fast import RECORDINGS, FastPredictor, copies, is_narrow
 from posterior_trees.measure import Inpaint
 from posterior_trees.networks.fold import FoldedUp, fold
 from posterior_trees.predictor import TreePredictor, wrap
@@ -108,6 +111,26 @@ def test_large_and_small_tensors_are_copied_alike(sizes):
     for clone, tensor in zip(clones, tensors, strict=True):
         assert torch.equal(clone, tensor)
         assert clone.data_ptr() != tensor.data_ptr()
+
+
+def test_a_last_map_too_wide_for_shared_memory_is_not_ours():
+    """With 1024×128 numbers of a matrix a program would ask for 352 KiB; an H200 has 227."""
+    assert is_narrow(UNet(3, 3, 27, width=27 * 4, steps=1))
+    assert not is_narrow(UNet(3, 3, 27, width=27 * 20, steps=1))
+
+
+def test_on_cuda_kernels_are_asked_for_before_the_compiler_meets_them(monkeypatch):
+    """Of a network that is not wholly on our kernels too: they also normalise others."""
+    asked = []
+    monkeypatch.setattr(fast_module, "has_kernels", lambda: asked.append(True))
+    monkeypatch.setattr(fast_module, "fold", lambda network: network)
+    network = make_predictor(is_disjoint=False).network
+    somewhere = SimpleNamespace(device=torch.device("cuda"))
+    monkeypatch.setattr(network, "parameters", lambda: iter([somewhere]))
+    fast_module.as_fast(network, torch.float32)
+    assert not asked
+    fast_module.as_fast(network, torch.bfloat16)
+    assert asked
 
 
 @pytest.mark.gpu

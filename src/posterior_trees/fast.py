@@ -26,12 +26,16 @@ from posterior_trees.compiling import compiled
 from posterior_trees.networks.fold import fold
 from posterior_trees.networks.leafwise import MOST
 from posterior_trees.networks.norm import HALF, has_kernels
+from posterior_trees.networks.packing import power
 from posterior_trees.networks.unet import LeafConv, UNet
 from posterior_trees.predictor import TreePredictor
 from posterior_trees.tree import Tree
 
 RECORDINGS = 4
 """Shapes of `y` whose graphs are kept: each holds the memory of its activations."""
+MATRIX = 2**15
+"""Numbers of a matrix that `kernels.predict.to_leaves` can hold, beside its tiles, in the shared
+memory of a GPU: 160 KiB for 1024×32."""
 
 
 class FastPredictor(TreePredictor):
@@ -109,18 +113,21 @@ def copies(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def is_narrow(network: UNet) -> bool:
-    """Whether its maps fit into the tiles of our kernels."""
+    """Whether its maps, and the matrix that makes leaves of the last one, fit into the tiles of our
+    kernels."""
     convolutions = [part for part in network.decoder.modules() if isinstance(part, LeafConv)]
     widest = max(max(c.out_channels // c.groups, c.weight.shape[1]) for c in convolutions)
-    return widest <= 2 * MOST and network.to_image.in_channels <= 1024
+    into, out = network.to_image.in_channels, network.to_image.out_channels
+    return widest <= 2 * MOST and into <= 1024 and power(into) * power(out) <= MATRIX
 
 
 def as_fast(network: nn.Module, dtype: torch.dtype) -> nn.Module:
     """The network in the form and the precision that runs fastest; its head keeps float32."""
     if next(network.parameters()).device.type != "cuda":
         return copy.deepcopy(network).to(dtype).eval().requires_grad_(False)
+    on_kernels = dtype in HALF and has_kernels()  # asked now: to the compiler it is a constant
     is_ours = isinstance(network, UNet) and network.decoders > 1 and is_narrow(network)
-    if is_ours and dtype in HALF and has_kernels():
+    if is_ours and on_kernels:
         from posterior_trees.networks.fused import FusedUNet
 
         return FusedUNet(network, dtype)

@@ -3,7 +3,8 @@
 On CUDA in half precision both can be one operation, forward (`kernels/norm.py`) and backward
 (`kernels/gradients.py`): fewer passes over the map than plain torch makes, and the same to
 rounding. `PTREES_KERNELS=1` asks for it. It needs Triton, which CUDA builds of torch bring along,
-and compute capability 8.0; without them, and everywhere else, plain torch does it.
+and a GPU with 160 KiB of shared memory for a block (`ROOMY`); without them, and everywhere else,
+plain torch does it.
 """
 
 import functools
@@ -19,20 +20,23 @@ from torch.nn import functional as F
 
 SLOPE = 0.2
 HALF = (torch.bfloat16, torch.float16)
+ROOMY = ((8, 0), (8, 7), (9, 0), (10, 0), (10, 3))
+"""Compute capabilities of GPUs with bfloat16 and 160 KiB of shared memory for a block (A100, Orin,
+H100, B200, B300). Those of desktops have 99, which a tile of a wide leaf does not fit into."""
 
 _found: bool | None = None
 
 
 def has_kernels() -> bool:
     """Whether our kernels are wanted (`PTREES_KERNELS=1` in the environment) and run on this
-    computer: with Triton that works, and on NVIDIA GPUs that know bfloat16.
+    computer: with Triton that works, and on NVIDIA GPUs that are `ROOMY`.
 
     Found out once. Ask before compiling a network, so that the compiler meets a constant.
     """
     global _found
     if _found is None:
         gpus = range(torch.cuda.device_count())
-        capable = [torch.cuda.get_device_capability(gpu) >= (8, 0) for gpu in gpus]
+        capable = [torch.cuda.get_device_capability(gpu) in ROOMY for gpu in gpus]
         is_wanted = os.environ.get("PTREES_KERNELS") == "1" and torch.version.hip is None
         is_there = find_spec("triton") is not None and bool(capable) and all(capable)
         _found = is_wanted and is_there and _can_launch()

@@ -25,13 +25,16 @@ HELD = 32768
 def _own_group(
     area, CHANNELS: tl.constexpr, GROUP: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr
 ):  # fmt: skip
-    """A program's image, group and channels, and the places of its values."""
+    """A program's image, group and channels, and where its values begin, with their places from
+    there: 32 bits each, for of 64 the registers would be full."""
     groups: tl.constexpr = CHANNELS // GROUP
     image, group = (tl.program_id(0) // groups).to(tl.int64), tl.program_id(0) % groups
     pixel, k = tl.arange(0, ROWS), tl.arange(0, BLOCK)
     channel = group * GROUP + k
-    places = (image * area + pixel)[:, None] * CHANNELS + channel[None, :]
-    return image, image * groups + group, channel, k < GROUP, places, (pixel < area)[:, None]
+    begin = image * area * CHANNELS + group * GROUP
+    places = pixel[:, None] * CHANNELS + k[None, :]
+    exists, inside = k < GROUP, (pixel < area)[:, None]
+    return image, image * groups + group, channel, exists, begin, places, inside & exists[None, :]
 
 
 @triton.jit
@@ -40,8 +43,8 @@ def _group_norm(
     maps, gamma, beta, out, moments, area, count, epsilon, CHANNELS: tl.constexpr,
     GROUP: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    _, group, channel, exists, places, inside = _own_group(area, CHANNELS, GROUP, BLOCK, ROWS)
-    mask = inside & exists[None, :]
+    _, group, channel, exists, begin, places, mask = _own_group(area, CHANNELS, GROUP, BLOCK, ROWS)
+    maps, out = maps + begin, out + begin
     x = tl.load(maps + places, mask=mask, other=0.0).to(tl.float32)
     weight = tl.load(gamma + channel, mask=exists, other=0.0)
     level = tl.load(beta + channel, mask=exists, other=0.0)
@@ -61,8 +64,10 @@ def _gradients(
     maps, grads, moments, gamma, beta, out, of_parameters, area, count, CHANNELS: tl.constexpr,
     GROUP: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    image, group, channel, exists, places, inside = _own_group(area, CHANNELS, GROUP, BLOCK, ROWS)
-    mask = inside & exists[None, :]
+    image, group, channel, exists, begin, places, mask = _own_group(
+        area, CHANNELS, GROUP, BLOCK, ROWS
+    )
+    maps, grads, out = maps + begin, grads + begin, out + begin
     x = tl.load(maps + places, mask=mask, other=0.0).to(tl.float32)
     grad = tl.load(grads + places, mask=mask, other=0.0).to(tl.float32)
     mean, factor = tl.load(moments + group * 2), tl.load(moments + group * 2 + 1)
