@@ -384,3 +384,11 @@ def test_no_measurements_at_all_are_refused(capsys) -> None:
     with pytest.raises(SystemExit):
         cli.main(["bench", "balancer", "--repeat", "0"])
     assert "--repeat is 0" in capsys.readouterr().err
+
+
+def test_a_note_is_printed_as_it_is(capsys) -> None:
+    """Brackets name an extra to install, not a colour."""
+    report = Report("kmeans", {}, {})
+    report.notes.append('pip install "posterior-trees[bench]"')
+    report.print()
+    assert 'pip install "posterior-trees[bench]"' in capsys.readouterr().out

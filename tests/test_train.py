@@ -22,7 +22,7 @@ from lightning_fabric.plugins.precision import MixedPrecision
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from posterior_trees import LeafBalancer, Tree, load, store
+from posterior_trees import LeafBalancer, Tree, cli, load, store
 from posterior_trees.build import build_predictor
 from posterior_trees.checkpoint import ModelError
 from posterior_trees.data import DataError, ImageSet
@@ -32,6 +32,7 @@ from posterior_trees.loss import Objective, epsilon_at, probability_loss, tree_l
 from posterior_trees.measure import Inpaint
 from posterior_trees.optimize import Schedule, make_optimizer
 from posterior_trees.predictor import TreePredictor
+from posterior_trees.progress import Progress
 from posterior_trees.recipe import read_recipe
 from posterior_trees.recipe_sections import OptimizerSpec
 from posterior_trees.run import Run, RunError, read_log
@@ -939,6 +940,48 @@ def wait_for_step(run: Path, step: int, process: subprocess.Popen) -> None:
             if store.read_facts(run / "state.safetensors")["state"]["step"] >= step:
                 return
         time.sleep(0.005)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_run_asked_to_stop_saves_and_goes_on(
+    tmp_path, recipe, blob_folder, monkeypatch, capsys, number
+):
+    """In the middle of its work, long before a save is due; nothing is done twice."""
+    changes = [*EVERYTHING, "training.save_seconds=1e9", "training.epochs=4"]
+    fit(recipe(*changes), tmp_path / "whole", data=blob_folder, accelerator="cpu")
+    command = ["train", str(blob_folder / "blobs.toml"), "--data", str(blob_folder), "--out",
+               str(tmp_path / "parts"), "--accelerator", "cpu"]  # fmt: skip
+    command += [word for change in changes for word in ("--set", change)]
+    handler = signal.getsignal(number)
+    with monkeypatch.context() as patch:
+        asks = lambda self, line: line["epoch"] == 2 and signal.raise_signal(number)  # noqa: E731
+        patch.setattr(Progress, "epoch", asks)
+        with pytest.raises(SystemExit) as stop:
+            cli.main(command)
+    assert stop.value.code == 130
+    assert "stopped and saved" in capsys.readouterr().err
+    assert signal.getsignal(number) is handler
+    assert len(log_of(tmp_path / "parts")) == 2
+    cli.main(command)
+    assert "continuing at step" in capsys.readouterr().out
+    assert_same_run(tmp_path / "parts", tmp_path / "whole")
+
+
+def test_asked_twice_a_run_ends_at_once():
+    steps = Progress("training").steps(iter(range(9)), 0, 9)
+    next(steps)
+    signal.raise_signal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+    steps.close()
+
+
+def test_a_run_that_begins_anew_says_so(tmp_path, blob_folder, capsys):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "log.jsonl").write_text("")
+    cli.main(["train", str(blob_folder / "blobs.toml"), "--data", str(blob_folder), "--out",
+              str(tmp_path / "run"), "--accelerator", "cpu"])  # fmt: skip
+    assert "has a log and no saved state: the run begins anew" in capsys.readouterr().err
 
 
 def test_a_run_killed_with_sigkill_ends_in_the_same_weights(tmp_path, recipe, blob_folder):

@@ -135,7 +135,11 @@ def run_train(arguments: argparse.Namespace) -> None:
     from posterior_trees.progress import Progress
     from posterior_trees.train import fit
 
-    with Progress(f"training {recipe.task or arguments.recipe.stem}") as progress:
+    out, title = arguments.out, f"training {recipe.task or arguments.recipe.stem}"
+    if (out / "log.jsonl").is_file() and not (out / "state.safetensors").is_file():
+        print(f"{out} has a log and no saved state: the run begins anew", file=sys.stderr)
+    is_alone = arguments.devices == 1 and "WORLD_SIZE" not in os.environ
+    with Progress(title, can_stop=is_alone) as progress:
         fit(
             recipe,
             arguments.out,
@@ -146,6 +150,9 @@ def run_train(arguments: argparse.Namespace) -> None:
             report=progress.epoch,
             watch=progress.steps,
         )
+    if progress.is_stopped:
+        print(f"stopped and saved: {out} (the same command continues)", file=sys.stderr)
+        raise SystemExit(130)
     if os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0")) == "0":
         print(f"done: {arguments.out}/best.safetensors (evaluate it with: "
               f"ptrees evaluate {arguments.out} --data DIR)")  # fmt: skip

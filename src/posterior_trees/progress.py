@@ -1,7 +1,10 @@
-"""Progress for people: a bar in a terminal, plain lines elsewhere."""
+"""Progress for people: a bar in a terminal, plain lines elsewhere, and a way to stop."""
 
+import signal
+import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from rich.console import Console
@@ -12,10 +15,15 @@ Item = TypeVar("Item")
 
 
 class Progress:
-    """Follows a training run: a bar over its steps and one line per epoch."""
+    """Follows a training run: a bar over its steps and one line per epoch.
 
-    def __init__(self, title: str) -> None:
+    Asked to stop (Ctrl-C, SIGTERM) it ends the steps after the present one, so that the trainer
+    can save, and `is_stopped`; asked once more, all ends at once.
+    """
+
+    def __init__(self, title: str, *, can_stop: bool = True) -> None:
         self.title, self.console = title, Console()
+        self.can_stop, self.is_asked, self.is_stopped = can_stop, False, False
         self.bar = _bar(self.console)
 
     def __enter__(self) -> "Progress":
@@ -29,9 +37,31 @@ class Progress:
         if first:
             self.console.print(f"continuing at step {first} of {total}")
         task = self.bar.add_task(self.title, total=total, completed=first)
-        for step in steps:
-            yield step
-            self.bar.update(task, completed=step + 1)
+        with self._stopping():
+            for step in steps:
+                if self.is_asked:
+                    self.is_stopped = True
+                    return
+                yield step
+                self.bar.update(task, completed=step + 1)
+
+    @contextmanager
+    def _stopping(self) -> Generator[None, None, None]:
+        """Signals become a wish; only a main thread may say so."""
+        is_main = threading.current_thread() is threading.main_thread()
+        numbers = (signal.SIGINT, signal.SIGTERM) if self.can_stop and is_main else ()
+        before = {number: signal.signal(number, self._ask) for number in numbers}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _ask(self, number: int, _: object) -> None:
+        if self.is_asked:
+            raise KeyboardInterrupt
+        self.is_asked = True
+        self.console.print("stopping after this step (once more: at once)", highlight=False)
 
     def epoch(self, line: dict[str, Any]) -> None:
         text = f"epoch {line['epoch']:4d}  root mse {line['root_mse']:.5f}  nll {line['nll']:.3f}"

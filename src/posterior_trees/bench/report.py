@@ -81,7 +81,7 @@ class Report:
             text = ", ".join(f"{in_words(key)} {_plain(value)}" for key, value in facts.items())
             console.print(text, highlight=False)
         for note in self.notes:
-            console.print(f"note: {note}", style="yellow", highlight=False)
+            console.print(f"note: {note}", style="yellow", highlight=False, markup=False)
 
 
 def conditions(device: str | torch.device) -> dict[str, Any]:
