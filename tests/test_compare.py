@@ -25,6 +25,7 @@ from posterior_trees.baselines.calibration import (
     spread_skill,
     usable_count,
 )
+from posterior_trees.baselines.diffusion import DiffusionModel
 from posterior_trees.baselines.digits import draw_digits, judge_digits
 from posterior_trees.baselines.folder import SampleError, read_samples, write_samples
 from posterior_trees.baselines.nearest import nearest_distance
@@ -34,6 +35,7 @@ from posterior_trees.cli_baselines import parse_options
 from posterior_trees.compare import best_psnr
 from posterior_trees.compare_table import accepted, per_depth, to_latex, to_markdown
 from posterior_trees.metrics import nll, psnr
+from posterior_trees.predictor import TreePredictor
 from posterior_trees.recipe import parse_recipe
 
 BASELINE = """
@@ -215,6 +217,27 @@ def test_a_comparison_writes_one_row_per_method(compared) -> None:
     assert rows["theirs"]["ranks"] == 6 * 8 or rows["theirs"]["ranks"] == 6 * (4 + 2)
     assert "versus_ours" not in rows["ours"]
     assert table["clip"] is False
+    assert rows["ours"]["made"]["commit"]
+    named = [rows["ours"]["settings"]["model"], rows["ddnm"]["settings"]["run"]]
+    assert named == ["tree.safetensors", "prior"], "no one else has our folders"
+
+
+def test_ours_is_compiled_where_the_samplers_are(world, compared, tmp_path, monkeypatch) -> None:
+    """Else one method's seconds are those of fused networks, the other's not."""
+    fused = []
+
+    def compile(predictor):
+        fused.append(predictor)
+        return predictor
+
+    monkeypatch.setattr(TreePredictor, "compile", compile)
+    monkeypatch.setattr(DiffusionModel, "compile", lambda model, **options: fused.append(model))
+    compare(world, tmp_path, "--compile", "--method", f"prior={world / 'prior'}:ddnm:steps=2")
+    assert [type(model) for model in fused] == [TreePredictor, DiffusionModel]
+    rows = json.loads((tmp_path / "table.json").read_text())["methods"]
+    plain = json.loads((compared / "table.json").read_text())["methods"]
+    assert rows[0]["settings"] == {**plain[0]["settings"], "compiled": True}
+    assert rows[0]["psnr"] == plain[0]["psnr"]
 
 
 def test_anybodys_samples_get_the_scores_of_their_own_tree(world, compared) -> None:
@@ -273,6 +296,8 @@ def test_tables_are_readable_and_say_what_is_biased(compared) -> None:
     assert "not exact posterior samplers" in text
     assert text.count("undecided") + text.count("FAIL") >= 4
     assert "below the MSE network" in text
+    ours, other = (table["methods"][i]["seconds_per_image"] for i in (0, 2))
+    assert f"| {other / ours:,.1f} × |" in text
     latex = (compared / "table.tex").read_text()
     assert latex == to_latex(table)
     body = [line for line in latex.splitlines() if line.endswith(r"\\")]

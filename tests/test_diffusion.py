@@ -484,3 +484,17 @@ def test_a_recorded_step_trains_as_a_plain_one(tmp_path) -> None:
         fit_baseline(recipe, spec, tmp_path / capture, images=images(), device="cuda")
         losses.append(read_log(tmp_path / capture / "log.jsonl")[-1]["loss"])
     assert losses[0] == pytest.approx(losses[1], rel=0.1)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", ["conditional", "rcgan"])
+def test_a_run_stopped_on_a_gpu_continues(tmp_path, kind: str) -> None:
+    """Fused optimisers want their moments in the order of the weights, which have channels last."""
+    recipe, spec = tiny(kind, "training.epochs=2", "baseline.log_every=2")
+    fit_baseline(recipe, spec, tmp_path / "whole", images=images(), device="cuda")
+    for _ in range(8):
+        fit_baseline(recipe, spec, tmp_path / "cut", images=images(), device="cuda", minutes=0)
+    logs = [read_log(tmp_path / name / "log.jsonl") for name in ("whole", "cut")]
+    assert [line["step"] for line in logs[0]] == [line["step"] for line in logs[1]]
+    for one, other in zip(*logs, strict=True):
+        assert one["loss"] == pytest.approx(other["loss"], rel=0.1)

@@ -30,7 +30,7 @@ from posterior_trees.devices import make_fabric
 from posterior_trees.health import Health, perplexity, warn_of_deafness
 from posterior_trees.loss import Objective, epsilon_at, probability_loss, tree_loss
 from posterior_trees.measure import Inpaint
-from posterior_trees.optimize import Schedule, make_optimizer
+from posterior_trees.optimize import Schedule, load_slots, make_optimizer
 from posterior_trees.predictor import TreePredictor
 from posterior_trees.progress import Progress
 from posterior_trees.recipe import read_recipe
@@ -371,6 +371,45 @@ def test_a_recorded_run_is_the_plain_run(tmp_path, recipe, images):
         assert sum(one["leaf_usage"]) == pytest.approx(1, abs=1e-4)
         for key in ("squared", "root_mse", "nll", "entropy", "val_loss", "lr", "epsilon"):
             assert one[key] == pytest.approx(other[key], rel=0.02), key
+
+
+@pytest.mark.gpu
+def test_a_run_on_a_gpu_stopped_after_every_epoch_is_the_whole_run(tmp_path, recipe, images):
+    """Fused optimisers want their moments in the order of the weights, which have channels last."""
+    changes = "training.epochs=3", "training.ema=0.5", "optimizer.schedule=cosine"
+    fit(recipe(*changes), tmp_path / "whole", images=images, accelerator="cuda")
+    for _ in range(12):
+        fit(recipe(*changes), tmp_path / "cut", images=images, accelerator="cuda", minutes=0)
+    logs = log_of(tmp_path / "whole"), log_of(tmp_path / "cut")
+    assert len(logs[0]) == len(logs[1]) == 3
+    for one, other in zip(*logs, strict=True):
+        for key in ("squared", "root_mse", "nll", "val_loss", "lr"):
+            assert one[key] == pytest.approx(other[key], rel=0.02), key
+
+
+def test_moments_come_back_in_the_order_of_their_weights(recipe):
+    """As a file keeps them, row by row, they go into a network with channels last."""
+    chosen = recipe()
+    network = build_predictor(chosen).network.to(memory_format=torch.channels_last)
+    fabric = Fabric(accelerator="cpu", devices=1)
+    optimizer = make_optimizer(chosen, network, torch.device("cpu"))
+    _, optimizer = fabric.setup(network, optimizer)
+    for parameter in network.parameters():
+        parameter.grad = torch.randn_like(parameter)
+    optimizer.step()
+    saved = optimizer.state_dict()["state"]
+    rows = {
+        str(number): {name: value.contiguous() for name, value in slot.items()}
+        for number, slot in saved.items()
+    }
+    moments = {p: slot["exp_avg"].clone() for p, slot in optimizer.state.items()}
+    assert any(not p.is_contiguous() for p in moments)
+    load_slots(optimizer, rows)
+    for parameter, moment in moments.items():
+        for name in ("exp_avg", "exp_avg_sq"):
+            assert optimizer.state[parameter][name].stride() == parameter.stride()
+        assert torch.equal(optimizer.state[parameter]["exp_avg"], moment)
+        assert optimizer.state[parameter]["step"] == 1
 
 
 def test_only_weights_before_a_normalisation_decay(recipe):

@@ -15,7 +15,7 @@
 # Variables: DATA (data folder), RUNS (runs), OUT (results/comparison), MODEL (digits: the tree),
 # MINUTES (9), IMAGES (100) and SAMPLES (100) of a comparison, GROUP (10) images sampled together,
 # ONLY (names of methods, e.g. "ddnm ddrm": the others keep what they have, and a last call without
-# it makes the whole table), COMPILE (1: fuse the sampling networks, which takes a minute each), SET
+# it makes the whole table), COMPILE (1: fuse all networks, ours too, which takes a minute each), SET
 # (changes of all baselines' recipes, e.g. "baseline.base=48 seed=1"), PTREES (ptrees).
 # TRY=1 rehearses a stage on tiny networks, which learn for seconds: two images, ten samples, two steps;
 # any computer, minutes.

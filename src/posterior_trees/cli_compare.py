@@ -35,7 +35,7 @@ def add_compare(commands: Any) -> None:
                         help="stop after so long; the same command continues")  # fmt: skip
     parser.add_argument("--device", help="cuda, mps or cpu [the best there is]")
     parser.add_argument("--compile", action="store_true",
-                        help="fuse the samplers' networks: a minute each, then faster")  # fmt: skip
+                        help="fuse all networks, ours too: a minute each, then faster")  # fmt: skip
     parser.add_argument("--out", type=Path, required=True, help="folder for tables and figures")
     parser.set_defaults(run=run_compare)
 
@@ -78,7 +78,10 @@ def set_up(arguments: argparse.Namespace) -> tuple[Any, list[Any], str, dict[str
         training=training, is_mirrored="flip" in recipe.data.augment,
     )  # fmt: skip
     settings = {"model": str(arguments.model), "commit": predictor.about.get("commit", "unknown")}
-    methods = [tree_method("ours", predictor, settings)]
+    ours = predictor
+    if arguments.compile:
+        ours, settings["compiled"] = predictor.compile(), True
+    methods = [tree_method("ours", ours, settings)]
     methods += [make_method(text, arguments, predictor, recipe) for text in arguments.methods]
     if len({method.name for method in methods}) < len(methods):
         raise ValueError("two methods have the same name; 'ours' is the model's")

@@ -26,6 +26,7 @@ from posterior_trees.baselines.calibration import (
 from posterior_trees.baselines.cluster import hierarchical_kmeans
 from posterior_trees.baselines.folder import read_samples
 from posterior_trees.baselines.nearest import nearest_distance
+from posterior_trees.checkpoint import provenance
 from posterior_trees.data import ImageSet
 from posterior_trees.measure import Inpaint, Measurement, measure_each
 from posterior_trees.metrics import entropy, nll, psnr
@@ -164,7 +165,7 @@ class Comparison:
     ) -> None:
         self.folder, self.inputs, self.group, self.seed = folder, inputs, group, seed
         self.training, self.is_mirrored = training, is_mirrored
-        self.hole = inputs.hole
+        self.hole, self.made = inputs.hole, provenance()
         count = len(inputs.indices)
         self.shown = sorted({i * count // min(shown, count) for i in range(min(shown, count))})
         with torch.no_grad():
@@ -201,6 +202,7 @@ class Comparison:
         answer = method.answer(self.inputs, part)
         facts: dict[str, Any] = {"settings": self._about(method), "size": part.stop - part.start}
         facts |= {"seconds": None, "peak_bytes": None, "evaluations": answer.evaluations}
+        facts["made"] = self.made
         if method.is_timed:
             facts |= {"seconds": _now(device) - start, "peak_bytes": _peak_memory(device)}
         store.write(file, self._score(answer, part), facts)

@@ -2,6 +2,7 @@
 
 import statistics
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -43,7 +44,8 @@ def make_row(
     row: dict[str, Any] = {
         "name": name,
         "kind": settings["kind"],
-        "settings": settings,
+        "settings": _shown(settings),
+        "made": facts[0].get("made"),
         "n": count,
         "evaluations": facts[0]["evaluations"],
         "seconds_per_image": seconds_per_image(facts),
@@ -62,6 +64,13 @@ def make_row(
             key: per_depth(values[key] - ours[key]) for key in VALUES if key in values
         }
     return row
+
+
+def _shown(settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings as a table shows them: models and folders by name, not by their place on a disk."""
+    names = {key: Path(settings[key]) for key in ("model", "run", "folder") if key in settings}
+    files = {key: p.parent if p.name == "best.safetensors" else p for key, p in names.items()}
+    return {**settings, **{key: path.name for key, path in files.items()}}
 
 
 def seconds_per_image(facts: Sequence[dict[str, Any]]) -> float | None:
@@ -107,9 +116,9 @@ def to_markdown(table: dict[str, Any]) -> str:
     lines = [f"# {table['title']}", "", _caption(table), "", *_pipe(head, cells)]
     others = [row for row in rows if "versus_ours" in row]
     if others:
-        lines += ["", f"## Paired differences from {rows[0]['name']}", "",
-                  "Method minus ours, mean over images and its 95 % interval.", ""]  # fmt: skip
-        lines += _pipe(*_differences(others))
+        lines += ["", f"## Paired differences from {rows[0]['name']}", ""]
+        lines += ["Method minus ours, mean over images and its 95 % interval; time over ours.", ""]
+        lines += _pipe(*_differences(rows[0], others))
     if any(row["acceptance"] for row in rows):
         lines += ["", "## Are the diffusion models trained well enough?", ""]
         lines += [*_pipe(*accepted(table)), "", _tests(table)]
@@ -188,15 +197,20 @@ def _grid(rows: list[dict[str, Any]], sign: str) -> tuple[list[str], list[list[s
     return head, cells
 
 
-def _differences(rows: list[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
+def _differences(
+    ours: dict[str, Any], rows: list[dict[str, Any]]
+) -> tuple[list[str], list[list[str]]]:
     quality = "psnr_hole" if "psnr_hole" in rows[0]["versus_ours"] else "psnr"
     depths = range(len(rows[0]["psnr"]))
     head = ["method", *[f"ΔPSNR d={d}" for d in depths], *[f"ΔNLL d={d}" for d in depths[1:]]]
+    head.append("time")
     cells = []
     for row in rows:
-        both = row["versus_ours"]
+        both, seconds = row["versus_ours"], row["seconds_per_image"]
         line = [_interval(both[quality][d]) for d in depths]
-        cells.append([row["name"], *line, *[_interval(both["nll"][d]) for d in depths[1:]]])
+        line += [_interval(both["nll"][d]) for d in depths[1:]]
+        times = None if seconds is None else seconds / ours["seconds_per_image"]
+        cells.append([row["name"], *line, _number(times, "{:,.1f} ×")])
     return head, cells
 
 

@@ -21,7 +21,7 @@ from posterior_trees.health import Health
 from posterior_trees.loss import Objective, epsilon_at, objective
 from posterior_trees.networks.head import Leaves
 from posterior_trees.networks.norm import has_kernels
-from posterior_trees.optimize import Average, Schedule, make_optimizer
+from posterior_trees.optimize import Average, Schedule, load_slots, make_optimizer
 from posterior_trees.predictor import TreePredictor
 from posterior_trees.recipe import Recipe
 
@@ -167,9 +167,7 @@ class Learner:
         """Take over the learner's part of a run's state."""
         self.network.load_state_dict(state["network"])
         self.average.load(state["average"])
-        slots = {int(k): v for k, v in state.get("optimizer", {}).items()}
-        groups = self.optimizer.state_dict()["param_groups"]
-        self.optimizer.load_state_dict({"state": slots, "param_groups": groups})
+        load_slots(self.optimizer, state.get("optimizer", {}))
         self._place_rates()
         self.schedule.load_state_dict(state["schedule"])
         self.bias.copy_(state.get("bias", self.bias))

@@ -105,3 +105,18 @@ def make_optimizer(recipe: Recipe, network: nn.Module, device: torch.device):
     if spec.name == "sgd":
         return torch.optim.SGD(tables, momentum=spec.momentum, fused=uses_cuda)
     return torch.optim.AdamW(tables, betas=(0.9, 0.999), fused=uses_cuda, capturable=uses_cuda)
+
+
+def load_slots(optimizer: torch.optim.Optimizer, slots: dict[Any, dict[str, Any]]) -> None:
+    """Give an optimiser its moments back, laid out as its parameters are.
+
+    A file keeps numbers row by row; a network on a GPU keeps channels last, and fused optimisers
+    refuse moments in another order than their weights, or would read them amiss.
+    """
+    groups = optimizer.state_dict()["param_groups"]
+    numbered = {int(number): slot for number, slot in slots.items()}
+    optimizer.load_state_dict({"state": numbered, "param_groups": groups})
+    for parameter, slot in optimizer.state.items():
+        for name, values in slot.items():
+            if isinstance(values, Tensor) and values.shape == parameter.shape:
+                slot[name] = torch.empty_like(parameter, dtype=values.dtype).copy_(values)

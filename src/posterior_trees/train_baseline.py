@@ -24,7 +24,7 @@ from posterior_trees.capture import Capture
 from posterior_trees.checkpoint import best_device, provenance
 from posterior_trees.data import ImageSet, load_split
 from posterior_trees.data.augment import augment
-from posterior_trees.optimize import Average, Schedule
+from posterior_trees.optimize import Average, Schedule, load_slots
 from posterior_trees.recipe import Recipe
 from posterior_trees.run import Run, RunError
 from posterior_trees.sampling import Baseline, make_learner, save_baseline
@@ -225,9 +225,7 @@ class Loop:
         self.average.load(state["average"])
         self.losses = list(state["losses"].to(self.device))
         for number, optimizer in enumerate(self.learner.optimizers):
-            slots = {int(k): v for k, v in state["optimizers"].get(str(number), {}).items()}
-            groups = optimizer.state_dict()["param_groups"]
-            optimizer.load_state_dict({"state": slots, "param_groups": groups})
+            load_slots(optimizer, state["optimizers"].get(str(number), {}))
         self.run.rewind(self.step)
 
     def _generator(
