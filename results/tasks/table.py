@@ -1,7 +1,8 @@
 """The tables of the tasks, from what `ptrees study` wrote here: `python results/tasks/table.py`.
 
-One row per task, then one per leaf. Intervals are 95 % bootstrap intervals over the test images;
-"over plain" is the root's PSNR minus that of a plain MSE network of the same width, image by image.
+One row per task, then its leaves, then every training of a tree for eyes. Intervals are 95 %
+bootstrap intervals over the test images; "over plain" is the root's PSNR minus that of a plain MSE
+network of the same width, image by image.
 """
 
 import json
@@ -17,6 +18,17 @@ TASKS = (
     "shoes_from_edges",
     "cells_actin_to_dna",
 )
+EYES = {
+    "tries/faces_eyes_shallow": "four halvings",
+    "tries/faces_eyes_deeper": "six halvings, as below",
+    "tries/faces_eyes_rate_0.01": "dropout, as below; rate 0.01",
+    "tries/faces_eyes_relative": "rate 0.1, relative; conscience 0.3",
+    "tries/faces_eyes_16_epochs": "rate 0.02",
+    "tries/faces_eyes_16_epochs_conscience": "rate 0.04, conscience 0.3",
+    "tries/faces_eyes_24_epochs": "rate 0.04, conscience 0.3, head dropout 0.5",
+    "tries/faces_eyes_24_epochs_rate_0.06": "rate 0.06, conscience 0.3",
+    "faces_eyes": "rate 0.1, conscience 0.3, head dropout 0.5",
+}
 
 
 def read(name: str) -> dict:
@@ -68,6 +80,29 @@ def leaf_row(name: str) -> str:
     return f"| {name} | {' | '.join(found)} |"
 
 
+def eyes_row(name: str, label: str) -> str:
+    """A training for eyes: on test faces, the NLL on its last training batches, and on validation
+    faces where 500 of them calibrated it."""
+    table = read(name)
+    last = json.loads((HERE / f"{name}.jsonl").read_text().splitlines()[-1])
+    found = last.get("calibration", {})
+    held_out = "–"
+    if found.get("images") == 500:
+        nll = " / ".join(f"{value:.3f}" for value in found["nll_after"][1:])
+        held_out = f"{found['psnr_after'][0]:.2f}, {nll}"
+    nll = (f"{r['mean']:.3f} [{r['low']:.3f}, {r['high']:.3f}]" for r in table["nll"][1:])
+    cells = [
+        f"{last['epoch']}: {label}",
+        means(table["psnr_hole"], 2),
+        " / ".join(nll),
+        f"{best_fixed(table['leaves']):.3f}",
+        f"{min(leaf['frequency'] for leaf in table['leaves']):.1%}",
+        f"{last['nll']:.2f}",
+        held_out,
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
 studies = {r["name"]: r for r in json.loads((HERE / "study.json").read_text())}
 done = [name for name in TASKS if name in studies and "epochs" in studies[name]]
 print("| task | PSNR d = 0 / 1 / 2, dB | gain per level, dB | NLL d = 1 / 2 |", end=" ")
@@ -78,3 +113,8 @@ print("\nHow often the truth reaches a leaf, and how many dB the leaf is above t
 print("| task | " + " | ".join(f"leaf {i}" for i in range(9)) + " |")
 print("|---" * 10 + "|")
 print("\n".join(leaf_row(name) for name in done))
+print("\nThe trees trained for eyes at 256×256:\n")
+print("| epochs: options | PSNR d = 0 / 1 / 2, dB | NLL d = 1 / 2 | fixed, d = 2 |", end=" ")
+print("rarest leaf | in training | validation: root, NLL |")
+print("|---" * 7 + "|")
+print("\n".join(eyes_row(name, label) for name, label in EYES.items()))
