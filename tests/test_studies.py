@@ -19,7 +19,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from standins import make_standins
 
-from posterior_trees import Tree, cli, grow, store
+from posterior_trees import Tree, cli, entropy, grow, store, tree_loss
 from posterior_trees.data import DataError, ImageSet
 from posterior_trees.recipe import RecipeError, write_recipe
 from posterior_trees.run import read_log
@@ -581,6 +581,69 @@ def test_a_committed_study_shows_the_table_of_its_runs_and_holds_their_logs(file
         log, leaves = (folder / f"{job.name}{end}.jsonl" for end in ("", "_leaves"))
         assert len(read_log(log)) == len(read_log(leaves)) == job.recipe.training.epochs
     assert (folder / "figure.png").stat().st_size < 700_000
+
+
+# --- logs -----------------------------------------------------------------------------------------
+
+
+def least_count(nats: float, n: int) -> float:
+    """The smallest 1 / Σ α² of n probabilities of an entropy: one of them is the largest and the
+    others are equal (Harremoës & Topsøe, 2001)."""
+    low, high = 1 / n, 1.0
+    for _ in range(60):
+        p = (low + high) / 2
+        q = (1 - p) / (n - 1)
+        is_even = -p * math.log(p) - (n - 1) * (q * math.log(q) if q else 0.0) > nats
+        low, high = (p, high) if is_even else (low, p)
+    return 1 / (p * p + (n - 1) * q * q)
+
+
+def is_possible(line: dict) -> bool:
+    """May all nodes of a tree together have so small an error beside its root, at ε = 1? A theorem
+    where entropies are alike from image to image; a log has their mean."""
+    n = len(line["leaf_usage"])
+    count = least_count(line["entropy"], n) if n > 1 else 0.0
+    return line["squared"] >= line["root_mse"] * (1 + count)
+
+
+@pytest.mark.parametrize(("branching", "leaves"), [(2, 4), (3, 9), (9, 9), ((2, 3), 6)])
+def test_at_epsilon_one_the_nodes_outweigh_the_root_by_their_effective_number(
+    branching: int | tuple[int, ...], leaves: int
+) -> None:
+    """Cauchy and Schwarz: a root that is Σ α x has at most Σ α² times the errors of a level."""
+    tree = random_tree(branching, leaves, b=200)
+    x = torch.rand(200, 1, 4, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    counts = [1 / level.square().sum(dim=1) for level in tree.probs]
+    root = tree.errors(x)[0][:, 0]
+    assert (tree_loss(tree, x, 1.0) >= root * torch.stack(counts).sum(dim=0)).all()
+    offsets = tree.probs[-1].reshape(200, leaves, 1, 1, 1) * torch.ones_like(x).unsqueeze(1)
+    worst = grow(x.unsqueeze(1) + offsets, tree.log_probs[-1], leaves)
+    bound = worst.errors(x)[0][:, 0] * (1 + counts[-1])
+    torch.testing.assert_close(tree_loss(worst, x, 1.0), bound)
+    entropies = entropy(tree)[:, -1].tolist()
+    least = torch.tensor([least_count(nats, leaves) for nats in entropies])
+    assert (counts[-1] >= least - 1e-9).all()
+    one_large = torch.tensor([[0.3] + [0.7 / (leaves - 1)] * (leaves - 1)], dtype=torch.float64)
+    nats = -(one_large * one_large.log()).sum().item()
+    assert least_count(nats, leaves) == pytest.approx(1 / one_large.square().sum().item())
+
+
+def test_the_log_of_a_wrongly_compiled_training_is_not_possible() -> None:
+    """The first epochs of digits with a shared decoder, with padded strides (`compiling.py`)."""
+    for squared, root, nats in ((0.77093, 0.10397, 2.12449), (0.73529, 0.10335, 2.12905)):
+        line = {"squared": squared, "root_mse": root, "entropy": nats, "leaf_usage": [1 / 9] * 9}
+        assert not is_possible(line)
+        assert is_possible(line | {"root_mse": root / 2})
+
+
+@in_repository
+def test_all_committed_logs_are_possible() -> None:
+    logs = [f for f in RESULTS.parent.rglob("*.jsonl") if not f.stem.endswith("_leaves")]
+    lines = [(file, line) for file in logs for line in read_log(file) if line.get("epsilon") == 1]
+    assert len({file for file, _ in lines}) > 50
+    assert [
+        f"{file.name}: epoch {line['epoch']}" for file, line in lines if not is_possible(line)
+    ] == []
 
 
 # --- figures --------------------------------------------------------------------------------------

@@ -337,8 +337,8 @@ def test_a_step_is_one_recording_and_a_few_launches(
 @pytest.mark.parametrize("decoder", ["shared", "disjoint"])
 def test_a_compiled_run_is_the_plain_run(tmp_path, decoder):
     """28×28 pixels: rows that the compiler of torch 2.11 lengthens, and then reads amiss. The root
-    is a mean of the leaves and no worse than they are on average, so at ε = 1 all 13 nodes together
-    have at least 13 times its error."""
+    is a mean of the leaves and no worse than they are on average, so at ε = 1, with probabilities
+    still equal, all 13 nodes together have at least 13 times its error."""
     seeded = torch.Generator().manual_seed(0)
     pixels = torch.randint(256, (640, 1, 28, 28), generator=seeded, dtype=torch.uint8)
     file, ratios = Path(__file__).parents[1] / "recipes" / "digits_inpaint.toml", []
