@@ -113,10 +113,26 @@ def test_large_and_small_tensors_are_copied_alike(sizes):
         assert clone.data_ptr() != tensor.data_ptr()
 
 
-def test_a_last_map_too_wide_for_shared_memory_is_not_ours():
-    """With 1024×128 numbers of a matrix a program would ask for 352 KiB; an H200 has 227."""
+def test_what_does_not_fit_into_shared_memory_is_not_ours():
+    """With 1024×128 numbers of a matrix a program would ask for 352 KiB; an H200 has 227. Dense
+    convolutions are cuDNN's and may have any width."""
     assert is_narrow(UNet(3, 3, 27, width=27 * 4, steps=1))
     assert not is_narrow(UNet(3, 3, 27, width=27 * 20, steps=1))
+    assert not is_narrow(UNet(3, 3, 2, width=2 * 200, steps=1))
+    assert is_narrow(UNet(3, 3, 2, width=2 * 200, steps=1, is_disjoint=False))
+
+
+@pytest.mark.parametrize(("leaves", "is_disjoint"), [(4, True), (4, False), (1, True)])
+def test_on_cuda_a_point_estimate_is_as_fused_as_a_tree(monkeypatch, leaves, is_disjoint):
+    """Or their comparison would be one of two ways to run a network."""
+    fused = pytest.importorskip("posterior_trees.networks.fused", exc_type=ImportError)
+    network = UNet(3, 3, leaves, width=8, is_disjoint=is_disjoint)
+    somewhere = SimpleNamespace(device=torch.device("cuda"))
+    monkeypatch.setattr(network, "parameters", lambda: iter([somewhere]))
+    monkeypatch.setattr(fast_module, "has_kernels", lambda: True)
+    made = nn.Identity()
+    monkeypatch.setattr(fused, "FusedUNet", lambda network, dtype: made)
+    assert fast_module.as_fast(network, torch.bfloat16) is made
 
 
 def test_on_cuda_kernels_are_asked_for_before_the_compiler_meets_them(monkeypatch):
@@ -131,6 +147,16 @@ def test_on_cuda_kernels_are_asked_for_before_the_compiler_meets_them(monkeypatc
     assert not asked
     fast_module.as_fast(network, torch.bfloat16)
     assert asked
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("options", [{"is_disjoint": True}, {"is_disjoint": False}])
+def test_on_cuda_any_decoder_is_near(options):
+    plain = make_predictor(**options).to("cuda")
+    y = plain.measure(torch.rand(2, 3, 32, 32, device="cuda"))
+    got, expected = plain.compile()(y), plain(y)
+    assert (got.leaves - expected.leaves).norm() / expected.leaves.norm() < 1e-2
+    assert (got.probs[-1] - expected.probs[-1]).abs().max() < 2e-2
 
 
 @pytest.mark.gpu

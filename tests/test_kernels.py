@@ -2,6 +2,8 @@
 run in Triton's interpreter, in float32; with CUDA they are compiled."""
 
 import contextlib
+import shutil
+import warnings
 
 import pytest
 import torch
@@ -19,8 +21,9 @@ pytest.importorskip(
 )
 from posterior_trees.networks import leafwise, norm
 from posterior_trees.networks.fused import FusedUNet
+from posterior_trees.networks.kernels import check, conv, predict, small
 from posterior_trees.networks.kernels import norm as kernels
-from posterior_trees.networks.kernels import predict, small
+from posterior_trees.networks.kernels.check import check_kernels
 from posterior_trees.networks.kernels.conv import leaf_conv, leaf_up
 from posterior_trees.networks.kernels.plan import deal_out
 from posterior_trees.networks.packing import pack, pack_up
@@ -234,16 +237,21 @@ def test_averages_and_halves_of_the_activated_map():
 
 
 @pytest.mark.parametrize(
-    ("channels", "steps", "leaves", "width", "size", "held"),
-    [(3, 3, 9, 36, (16, 24), 256), (3, 3, 4, 12, (16, 16), 0), (1, 3, 4, 8, (16, 16), 10**9)],
+    ("channels", "steps", "leaves", "width", "size", "held", "is_disjoint"),
+    [
+        (3, 3, 9, 36, (8, 16), 256, True),
+        (3, 2, 4, 12, (8, 12), 0, True),
+        (1, 3, 4, 8, (16, 16), 10**9, True),
+        (3, 2, 4, 20, (8, 12), 0, False),
+        (3, 2, 1, 36, (8, 8), 256, True),  # one output: its decoder is dense
+    ],
 )
 def test_the_fused_network_predicts_the_same(
-    monkeypatch, channels, steps, leaves, width, size, held
+    monkeypatch, channels, steps, leaves, width, size, held, is_disjoint
 ):
     monkeypatch.setattr(small, "HELD", held)
-    network = (
-        UNet(channels, channels, leaves, width=width, steps=steps, dropout=0.2).to(DEVICE).eval()
-    )
+    options = {"width": width, "steps": steps, "is_disjoint": is_disjoint, "dropout": 0.2}
+    network = UNet(channels, channels, leaves, **options).to(DEVICE).eval()
     nn.init.normal_(network.head.layers[-1].weight)
     for layer in network.modules():
         if isinstance(layer, nn.GroupNorm):
@@ -254,6 +262,15 @@ def test_the_fused_network_predicts_the_same(
     near = {"rtol": 1e-3, "atol": 1e-3} if DEVICE == "cpu" else {"rtol": 0.05, "atol": 0.05}
     torch.testing.assert_close(got.images, expected.images, **near)
     torch.testing.assert_close(got.log_probs, expected.log_probs, **near)
+
+
+def test_a_shared_decoder_of_any_width_stays_cudnns(monkeypatch):
+    for name in ("leaf_conv", "leaf_up"):
+        monkeypatch.setattr(conv, name, lambda *_: pytest.fail("tiles hold no wide decoder"))
+    network = UNet(1, 1, 2, width=20, steps=1, is_disjoint=False).to(DEVICE)
+    with torch.inference_mode():
+        leaves = FusedUNet(network, torch.float32)(torch.rand(1, 1, 4, 4, device=DEVICE))
+    assert leaves.images.shape == (1, 2, 1, 4, 4)
 
 
 @pytest.mark.parametrize("form", ["slice", "contiguous", "one channel"])
@@ -315,8 +332,11 @@ def test_outputs_that_align_a_convolution_are_cut_off(outputs):
 
 @pytest.fixture
 def wanted(monkeypatch):
+    """The default: kernels where they can run, and there they have to."""
+    if torch.cuda.get_device_capability() not in norm.ROOMY:
+        pytest.skip("the GPU has too little shared memory for our kernels")
     monkeypatch.setattr(norm, "_found", None)
-    monkeypatch.setenv("PTREES_KERNELS", "1")
+    monkeypatch.delenv("PTREES_KERNELS", raising=False)
     assert norm.has_kernels()
 
 
@@ -345,14 +365,22 @@ def test_a_training_step_in_bfloat16_is_near_float32(wanted, c_init):
     assert norms[1] / norms[0] == pytest.approx(1, rel=0.05)
 
 
+@pytest.fixture
+def capable(monkeypatch):
+    """A computer that has never been asked, with a GPU that our kernels fit on."""
+    monkeypatch.setattr(norm, "_found", None)
+    monkeypatch.delenv("PTREES_KERNELS", raising=False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda gpu: (9, 0))
+    monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setattr(check, "check_kernels", lambda device, dtype: None)
+
+
 @pytest.mark.parametrize(
     ("gpus", "expected"),
     [([], False), ([(8, 0)], True), ([(9, 0), (7, 5)], False), ([(8, 9)], False)],
 )
-def test_without_capable_gpus_plain_torch_does_it(monkeypatch, gpus, expected):
-    monkeypatch.setattr(norm, "_found", None)
-    monkeypatch.setattr(norm, "_can_launch", lambda: True)
-    monkeypatch.setenv("PTREES_KERNELS", "1")
+def test_without_capable_gpus_plain_torch_does_it(monkeypatch, capable, gpus, expected):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: len(gpus))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda gpu: gpus[gpu])
     assert norm.has_kernels() is expected
@@ -360,25 +388,79 @@ def test_without_capable_gpus_plain_torch_does_it(monkeypatch, gpus, expected):
     assert norm.has_kernels() is expected  # found out once
 
 
-def test_kernels_must_be_asked_for_and_prove_themselves(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda gpu: (9, 0))
-    monkeypatch.setattr(norm, "_found", None)
-    monkeypatch.delenv("PTREES_KERNELS", raising=False)
-    monkeypatch.setattr(norm, "_can_launch", lambda: pytest.fail("was not asked for"))
-    assert not norm.has_kernels()
-    monkeypatch.undo()
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda gpu: (9, 0))
-    monkeypatch.setenv("PTREES_KERNELS", "1")
-
-    def refuse(*_, **__):
-        raise RuntimeError("no C compiler")
-
-    monkeypatch.setattr(norm, "_found", None)
-    monkeypatch.setattr(torch, "zeros", refuse)
-    with pytest.warns(UserWarning, match="plain torch is used, which is slower: no C compiler"):
+@pytest.mark.parametrize("missing", ["the user's wish", "Triton", "a C compiler"])
+def test_what_is_missing_is_missed_silently_and_nothing_is_tried(monkeypatch, capable, missing):
+    monkeypatch.setattr(check, "check_kernels", lambda *_: pytest.fail("tried"))
+    if missing == "Triton":
+        monkeypatch.setattr(norm, "find_spec", lambda name: None)
+    elif missing == "a C compiler":
+        monkeypatch.setattr(shutil, "which", lambda name: None)
+    else:
+        monkeypatch.setenv("PTREES_KERNELS", "0")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
         assert not norm.has_kernels()
+
+
+def test_kernels_that_fail_are_left_alone_with_a_warning(monkeypatch, capable):
+    def refuse(device, dtype):
+        raise RuntimeError("out of resource: shared memory\nand a long story")
+
+    monkeypatch.setattr(check, "check_kernels", refuse)
+    with pytest.warns(UserWarning, match=r"slower: out of resource: shared memory \(PTREES"):
+        assert not norm.has_kernels()
+
+
+def test_every_kind_of_kernel_proves_itself_whatever_the_mode():
+    dtype = torch.bfloat16 if DEVICE == "cuda" else torch.float16  # of which Triton's
+    state = torch.get_rng_state()  # interpreter cannot multiply the former
+    with torch.inference_mode(), torch.autocast(DEVICE, torch.bfloat16):
+        check.check_kernels(DEVICE, dtype)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize(
+    ("name", "problem", "says"),
+    [
+        ("group_norm", check._normalisation, "small normalisation"),
+        ("gradients", check._normalisation, "way back through the small"),
+        ("leaf_conv", check._convolution, "convolution by leaf"),
+        ("leaf_up", check._enlargement, "enlarging convolution"),
+        ("normalize_and_halve", check._prediction, "halving normalisation"),
+        ("normalize_and_average", check._prediction, "averaging normalisation"),
+        ("to_leaves", check._prediction, "last layer"),
+    ],
+)
+def test_a_kernel_that_is_wrong_is_noticed(monkeypatch, name, problem, says):
+    right = getattr(check, name)
+
+    def wrong(*arguments):
+        first, *rest = right(*arguments)
+        return 1.03 * first, *rest
+
+    monkeypatch.setattr(check, "PROBLEMS", (problem,))
+    monkeypatch.setattr(check, name, wrong)
+    with pytest.raises(RuntimeError, match=f"{says} .*is off by"):
+        check.check_kernels(DEVICE, torch.bfloat16 if DEVICE == "cuda" else torch.float32)
+
+
+def test_an_answer_that_is_not_a_number_is_wrong():
+    with pytest.raises(RuntimeError, match="the answer is off by nan of itself"):
+        check._compare("the answer", torch.tensor([1.0, float("nan")]), torch.ones(2))
+
+
+def test_the_compiler_may_be_the_first_to_ask(monkeypatch, capable):
+    monkeypatch.setattr(check, "PROBLEMS", (check._enlargement,))
+    tried, really = [], check_kernels
+    monkeypatch.setattr(
+        check, "check_kernels", lambda *_: tried.append(really(DEVICE, torch.float32))
+    )
+    torch.compiler.reset()
+    compiled = torch.compile(
+        lambda x: x + 1 if norm.has_kernels() else x + 2, backend="eager", fullgraph=True
+    )
+    assert [compiled(torch.zeros(())).item() for _ in range(2)] == [1, 1]
+    assert len(tried) == 1
 
 
 @pytest.mark.parametrize("found", [False, True])

@@ -2,11 +2,10 @@
 
 On CUDA, one call takes `y` to all levels of the tree, recorded as one CUDA graph for each shape of
 `y`, in bfloat16 and channels-last. Networks run with their weights written out (`networks/fold.py`)
-and fused by `torch.compile`; our U-Net with disjoint decoders, where `PTREES_KERNELS=1` asks for
-it, on kernels of its own (`networks/fused.py`). The projection and the growing of the tree are
-always fused. The leaves are rounded to bfloat16; what the measurement knows, the growing and
-the probabilities stay in float32, so every node still agrees with the measurement to float
-precision.
+and fused by `torch.compile`; our U-Net, where `networks.norm.has_kernels` says so, on kernels of
+its own (`networks/fused.py`). The projection and the growing of the tree are always fused. The
+leaves are rounded to bfloat16; what the measurement knows, the growing and the probabilities stay
+in float32, so every node still agrees with the measurement to float precision.
 
 Elsewhere the network is fused by `torch.compile` and stays in float32.
 """
@@ -113,10 +112,11 @@ def copies(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def is_narrow(network: UNet) -> bool:
-    """Whether its maps, and the matrix that makes leaves of the last one, fit into the tiles of our
-    kernels."""
+    """Whether the maps of a leaf, and the matrix that makes leaves of the last one, fit into the
+    tiles of our kernels. A shared decoder is cuDNN's, and may be of any width."""
     convolutions = [part for part in network.decoder.modules() if isinstance(part, LeafConv)]
-    widest = max(max(c.out_channels // c.groups, c.weight.shape[1]) for c in convolutions)
+    by_leaf = [c for c in convolutions if c.groups > 1]
+    widest = max((max(c.out_channels // c.groups, c.weight.shape[1]) for c in by_leaf), default=0)
     into, out = network.to_image.in_channels, network.to_image.out_channels
     return widest <= 2 * MOST and into <= 1024 and power(into) * power(out) <= MATRIX
 
@@ -126,8 +126,7 @@ def as_fast(network: nn.Module, dtype: torch.dtype) -> nn.Module:
     if next(network.parameters()).device.type != "cuda":
         return copy.deepcopy(network).to(dtype).eval().requires_grad_(False)
     on_kernels = dtype in HALF and has_kernels()  # asked now: to the compiler it is a constant
-    is_ours = isinstance(network, UNet) and network.decoders > 1 and is_narrow(network)
-    if is_ours and on_kernels:
+    if on_kernels and isinstance(network, UNet) and is_narrow(network):
         from posterior_trees.networks.fused import FusedUNet
 
         return FusedUNet(network, dtype)

@@ -1,10 +1,10 @@
-"""The U-Net with disjoint decoders, for prediction on CUDA, in few passes over memory.
+"""The U-Net for prediction on CUDA, in few passes over memory.
 
 Between two convolutions of the plain network a map is read for its normalisation's statistics, and
 read and written by the normalisation and again by the activation. Here convolutions leave sums
-behind, and one pass normalises, activates and halves (`kernels/predict.py`). Decoders convolve only
-what their leaf owns (`kernels/conv.py`), and the last map goes straight to pixels. Dense
-convolutions stay cuDNN's.
+behind, and one pass normalises, activates and halves (`kernels/predict.py`). Disjoint decoders
+convolve only what their leaf owns (`kernels/conv.py`), and the last map goes straight to pixels.
+Dense convolutions, those of a shared decoder among them, stay cuDNN's.
 """
 
 import copy
@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from posterior_trees.networks.grouped import block_diagonal, parted
+from posterior_trees.networks.grouped import block_diagonal, enlarging, parted
 from posterior_trees.networks.head import Leaves
 from posterior_trees.networks.kernels import conv, predict
 from posterior_trees.networks.kernels import norm as norms
@@ -27,7 +27,7 @@ from posterior_trees.networks.unet import UNet
 
 
 class FusedUNet(nn.Module):
-    """Predicts what a `UNet` with disjoint decoders does; made of a trained one.
+    """Predicts what a `UNet` does, be its decoders disjoint or shared; made of a trained one.
 
     Weights of convolutions have the given dtype; normalisation and head are in float32. It stays
     on the device where it was made.
@@ -49,9 +49,11 @@ class FusedUNet(nn.Module):
         for block in self.decoder:
             up, leaf = _convolutions(block)
             of_features, of_skip = parted(up.weight, groups)
-            self.ups.append(pack_up(of_features, groups).to(dtype))
-            self.skips.append(pack(of_skip, groups).to(dtype))
-            packed = _dense if _is_thin(leaf) else pack
+            enlarged = pack_up if groups > 1 else _enlarging
+            self.ups.append(enlarged(of_features, groups).to(dtype))
+            across = pack if groups > 1 else _dense
+            self.skips.append(across(of_skip, groups).to(dtype))
+            packed = _dense if _is_dense(leaf) else pack
             self.leaves.append(packed(leaf.weight, groups).to(dtype))
         weight, bias = network.to_image.parameters()
         matrix = torch.block_diag(*weight[:, :, 0, 0].chunk(groups))
@@ -98,12 +100,22 @@ class FusedUNet(nn.Module):
     def _decode(self, block: Any, features: Tensor, skip: Tensor, up, of_skip, leaf):
         """A block's maps before the last normalisation, and that."""
         _, norm, _, second, last_norm, *_ = block
-        maps = _normalized(norm, *conv.leaf_up(features, up, skip, of_skip, self.groups))
-        if _is_thin(second):
+        maps = _normalized(norm, *self._join(features, skip, up, of_skip))
+        if _is_dense(second):
             maps = F.conv2d(maps, leaf, padding=1)
             return maps, _measured(last_norm, maps)
         maps, sums = conv.leaf_conv(maps, leaf, skip.shape[1], self.groups)
         return maps, _measured(last_norm, maps, sums)
+
+    def _join(
+        self, features: Tensor, skip: Tensor, up: Tensor, of_skip: Tensor
+    ) -> tuple[Tensor, Tensor | None]:
+        """The convolution of enlarged features and skip maps (`unet.UpConv`), with its sums if they
+        come for free."""
+        if self.groups > 1:
+            return conv.leaf_up(features, up, skip, of_skip, self.groups)
+        maps = F.conv_transpose2d(features, up, stride=2, padding=1)
+        return maps.add_(F.conv2d(skip, of_skip, padding=1)), None
 
 
 def _normalized(norm: Any, maps: Tensor, sums: Tensor | None = None) -> Tensor:
@@ -118,13 +130,18 @@ def _measured(norm: Any, maps: Tensor, sums: Tensor | None = None) -> norms.Norm
     return norms.Norm(norms.measure(sums, norm.num_groups, area, norm.eps), norm.weight, norm.bias)
 
 
-def _is_thin(leaf: nn.Conv2d) -> bool:
-    """Whether leaves have so few channels that they are faster as one dense convolution."""
-    return leaf.weight.shape[1] < LEAST
+def _is_dense(leaf: nn.Conv2d) -> bool:
+    """Whether the decoder is shared, or its leaves have so few channels that they are faster as one
+    dense convolution."""
+    return leaf.groups == 1 or leaf.weight.shape[1] < LEAST
 
 
 def _dense(weight: Float[Tensor, "out in 3 3"], groups: int) -> Float[Tensor, "out in2 3 3"]:
     return channels_last(block_diagonal(weight, groups))
+
+
+def _enlarging(weight: Float[Tensor, "out in 3 3"], groups: int) -> Float[Tensor, "in2 out 4 4"]:
+    return channels_last(enlarging(block_diagonal(weight, groups)))
 
 
 def _convolutions(block: Any) -> list[nn.Conv2d]:

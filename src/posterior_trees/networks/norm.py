@@ -1,14 +1,15 @@
 """GroupNorm followed by LeakyReLU: what stands between the convolutions of the U-Net.
 
-On CUDA in half precision both can be one operation, forward (`kernels/norm.py`) and backward
+On CUDA in half precision both are one operation, forward (`kernels/norm.py`) and backward
 (`kernels/gradients.py`): fewer passes over the map than plain torch makes, and the same to
-rounding. `PTREES_KERNELS=1` asks for it. It needs Triton, which CUDA builds of torch bring along,
-and a GPU with 160 KiB of shared memory for a block (`ROOMY`); without them, and everywhere else,
-plain torch does it.
+rounding. It needs Triton, which CUDA builds of torch bring along, a C compiler, and a GPU with
+160 KiB of shared memory for a block (`ROOMY`); without them, everywhere else, and with
+`PTREES_KERNELS=0` in the environment, plain torch does it.
 """
 
 import functools
 import os
+import shutil
 import warnings
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -28,30 +29,44 @@ _found: bool | None = None
 
 
 def has_kernels() -> bool:
-    """Whether our kernels are wanted (`PTREES_KERNELS=1` in the environment) and run on this
-    computer: with Triton that works, and on NVIDIA GPUs that are `ROOMY`.
+    """Whether our kernels, these and those of `leafwise.py` and `fused.py`, run on this computer:
+    with Triton and a C compiler, on NVIDIA GPUs that are all `ROOMY`, where they have proved
+    themselves (`kernels/check.py`); unless `PTREES_KERNELS=0` forbids it.
 
     Found out once. Ask before compiling a network, so that the compiler meets a constant.
     """
     global _found
     if _found is None:
-        gpus = range(torch.cuda.device_count())
-        capable = [torch.cuda.get_device_capability(gpu) in ROOMY for gpu in gpus]
-        is_wanted = os.environ.get("PTREES_KERNELS") == "1" and torch.version.hip is None
-        is_there = find_spec("triton") is not None and bool(capable) and all(capable)
-        _found = is_wanted and is_there and _can_launch()
+        _found = _find_out()
     return _found
 
 
-def _can_launch() -> bool:
-    """Try one: Triton needs a C compiler, for instance, and says so only then."""
-    from posterior_trees.networks.kernels.norm import channel_sums
+def _find_out() -> bool:
+    if os.environ.get("PTREES_KERNELS") == "0" or torch.version.hip is not None:
+        return False
+    has_compiler = any(map(shutil.which, (os.environ.get("CC") or "gcc", "clang")))  # as Triton
+    if find_spec("triton") is None or not has_compiler:
+        return False
+    gpus = range(torch.cuda.device_count())
+    capable = [torch.cuda.get_device_capability(gpu) in ROOMY for gpu in gpus]
+    return bool(capable) and all(capable) and _prove_themselves()
 
+
+# What torch.compiler.assume_constant_result does, which would import the whole compiler.
+_find_out.__dict__["_dynamo_marked_constant"] = True
+
+
+def _prove_themselves() -> bool:
+    """Let each kind of kernel solve a small problem: what fails must not fail in a training."""
     try:
-        channel_sums(torch.zeros(1, 16, 4, 4, device="cuda", dtype=torch.bfloat16))
-    except Exception as error:
+        from posterior_trees.networks.kernels.check import check_kernels
+
+        check_kernels("cuda", torch.bfloat16)
+    except Exception as error:  # a compiler raises whatever it likes
+        reason = str(error).strip().splitlines() or [type(error).__name__]
         warnings.warn(
-            f"the Triton kernels do not run here, so plain torch is used, which is slower: {error}",
+            "the Triton kernels do not work here, so plain torch is used, which is slower: "
+            f"{reason[0]} (PTREES_KERNELS=0 in the environment says so without trying)",
             stacklevel=2,
         )
         return False

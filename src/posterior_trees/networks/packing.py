@@ -72,5 +72,6 @@ def pack_up(
 
 
 def power(n: int, least: int = 16) -> int:
-    """The next power of two, which the sides of a kernel's tiles must be."""
-    return max(least, 1 << (n - 1).bit_length())
+    """The next power of two, which the sides of a kernel's tiles must be; to a compiler that keeps
+    sizes open, of the one at hand."""
+    return max(least, 1 << (int(n) - 1).bit_length())
