@@ -13,8 +13,10 @@ from PIL import Image
 from posterior_trees import Tree, cli, grow
 from posterior_trees.build import build_predictor
 from posterior_trees.checkpoint import save_model
-from posterior_trees.count import count_nuclei, count_table, find_regions, otsu, write_count
+from posterior_trees.count import count_nuclei, find_regions, otsu
+from posterior_trees.count_report import count_table, write_count
 from posterior_trees.recipe import parse_recipe
+from posterior_trees.tiles import Part, TiledTree
 
 A, B, C = (12, 10), (12, 40), (30, 25)
 PROBS = (0.5, 0.2, 0.2, 0.1)
@@ -154,6 +156,71 @@ def test_json_and_csv_say_the_same(doubtful: Tree, tmp_path: Path) -> None:
     assert nuclei[1]["leaves"] == "0.0 1.0"
     with Image.open(tmp_path / "count.png") as picture:
         assert picture.size == (3 * 56, 3 * 44)
+
+
+# --- tiles ----------------------------------------------------------------------------------------
+
+
+def mosaic(*leaves: torch.Tensor, left: tuple[float, ...], right: tuple[float, ...]) -> TiledTree:
+    """A tree of two tiles that meet in column 30, each with probabilities of its own."""
+    mean = [(a + b) / 2 for a, b in zip(left, right, strict=True)]
+    plain = tree_of(*leaves, probs=tuple(mean))
+    tree = TiledTree(plain.images, plain.log_probs, plain.branching)
+    tree.parts = [
+        Part(slice(0, 44), columns, torch.tensor(probs, dtype=torch.float64))
+        for columns, probs in ((slice(0, 30), left), (slice(30, 56), right))
+    ]
+    return tree
+
+
+def test_tiles_that_vary_on_their_own_add_their_means_and_variances() -> None:
+    """All 16 pairs of leaves, one for each tile: A is at the left, B at the right."""
+    left, right = (0.4, 0.3, 0.2, 0.1), (0.1, 0.1, 0.1, 0.7)
+    shown = [(A, B), (A,), (B,), ()]
+    count = count_nuclei(mosaic(*[field(*nuclei) for nuclei in shown], left=left, right=right))
+    pairs = [
+        (p * q, (A in a) + (B in b))
+        for p, a in zip(left, shown, strict=True)
+        for q, b in zip(right, shown, strict=True)
+    ]
+    mean = sum(p * n for p, n in pairs)
+    assert count.tiles == 2
+    assert count.mean == pytest.approx(mean)
+    assert count.spread == pytest.approx(math.sqrt(sum(p * (n - mean) ** 2 for p, n in pairs)))
+    odds = {(n.row, n.column): n.probability for n in count.nuclei}
+    assert odds == pytest.approx({A: 0.7, B: 0.2})  # of the tile that each is in
+    assert count.mean == pytest.approx(sum(odds.values()))
+
+
+def test_tiles_in_the_same_leaf_are_spread_as_the_whole_fields_are() -> None:
+    leaves = [field(A, B), field(A), field(B), field()]
+    count = count_nuclei(mosaic(*leaves, left=PROBS, right=PROBS))
+    plain = count_nuclei(tree_of(*leaves))
+    assert (count.mean, count.spread_together) == pytest.approx((plain.mean, plain.spread))
+    assert plain.tiles == 1
+    assert plain.spread == pytest.approx(plain.spread_together)
+    assert count.spread < plain.spread  # 2 and 0 nuclei are rarer than in one leaf for both
+
+
+def test_a_nucleus_on_the_seam_is_counted_once() -> None:
+    seam = field((20, 30))
+    count = count_nuclei(mosaic(*[seam] * 4, left=PROBS, right=PROBS[::-1]))
+    assert (count.mean, count.spread, len(count.nuclei)) == (pytest.approx(1), pytest.approx(0), 1)
+
+
+def test_the_table_of_a_mosaic_says_what_its_spread_means(tmp_path: Path) -> None:
+    tree = mosaic(*[field(A, B)] * 3, field(), left=PROBS, right=PROBS)
+    write_count(count_nuclei(tree), tree, tmp_path)
+    facts = json.loads((tmp_path / "count.json").read_text())
+    assert facts["tiles"] == 2
+    caption = str(count_table(facts, "").caption)
+    assert "2 tiles that vary on their own, if all were in the same leaf: ± 0.6" in caption
+
+
+def test_counting_a_large_field_says_how_far_it_is(doubtful: Tree) -> None:
+    heard = []
+    count_nuclei(doubtful, watch=lambda leaves: heard.append(len(leaves)) or leaves)
+    assert heard == [4]
 
 
 # --- the command ----------------------------------------------------------------------------------

@@ -224,6 +224,8 @@ def test_colour_and_grey_turn_into_one_another() -> None:
 def test_what_has_no_known_range_or_one_image_is_refused() -> None:
     with pytest.raises(DataError, match="floating-point"):
         read(Image.fromarray(np.zeros((4, 4), np.float32)), 1, "tiff")
+    with pytest.raises(DataError, match="1 pixels that are NaN"):
+        read(Image.fromarray(np.diag([np.nan, 1, 1, 1]).astype(np.float32)), 1, "tiff")
     with pytest.raises(DataError, match="32-bit pixels, up to 70000"):
         read(Image.fromarray(np.full((4, 4), 70000, np.int32)), 1, "tiff")
     page = Image.new("L", (4, 4))

@@ -31,6 +31,7 @@ from posterior_trees import (
     TreePredictor,
     grow,
 )
+from posterior_trees.adjust import Adjustment
 from posterior_trees.checkpoint import save_model
 from posterior_trees.cli import main
 from posterior_trees.explore.cli import listen, load_measure, serve
@@ -155,8 +156,8 @@ def test_every_usual_format_is_taken_and_fitted_to_the_mask(form: str) -> None:
 def test_large_pictures_are_shrunk_to_what_blocks_divide() -> None:
     predictor = make_predictor(Downsample(4))
     limits = Limits(side=40)
-    assert read_bytes(predictor, png(picture(90, 61)), "a", limits).shape == (1, 1, 40, 24)
-    assert read_bytes(predictor, png(picture(3, 9)), "a", limits).shape == (1, 1, 4, 8)
+    assert read_bytes(predictor, png(picture(90, 61)), "a", limits).shape == (1, 40, 24)
+    assert read_bytes(predictor, png(picture(3, 9)), "a", limits).shape == (1, 4, 8)
 
 
 def test_colour_models_take_grey_and_colour_pictures() -> None:
@@ -192,7 +193,53 @@ def test_a_picture_unlike_the_training_data_gets_a_note() -> None:
     app = make_app(make_predictor(about=about))
     dark, white = np.zeros((8, 8), np.uint8), np.full((8, 8), 255, np.uint8)
     assert post(app, png(dark)).json()["note"] == ""
-    assert "0.69" in post(app, png(white)).json()["note"]
+    assert "0.688" in post(app, png(white)).json()["note"]
+
+
+def test_the_note_suggests_only_what_helps_and_the_terminal_says_the_same(tmp_path: Path) -> None:
+    predictor = make_predictor(Paired(1, 1), about={"input_brightness": [0.3, 0.5]})
+    heard: list[str] = []
+    for name, pixels in {"light": 166, "white": 255}.items():
+        file = tmp_path / f"{name}.png"
+        file.write_bytes(png(np.full((8, 8), pixels, np.uint8)))
+        (example,) = describe_start(predictor, [file], warn=heard.append)
+        note = post(make_app(predictor), file.read_bytes(), "degrade=0").json()["note"]
+        assert heard[-1] == f"{file}: {note}"
+        assert example["note"] == note
+        assert ("Exchanging black and white" in note) == (name == "light")
+        assert ("may mean nothing" in note) == (name == "white")
+
+
+@pytest.mark.parametrize("kind", [np.uint16, np.float32])
+def test_levels_and_gamma_are_those_of_the_command_line(kind: type) -> None:
+    stored = np.linspace(100, 2700, 64).reshape(8, 8).round().astype(kind)
+    app = make_app(make_predictor(Paired(1, 1)))
+    answer = post(app, png(stored, "TIFF"), "levels=150,2600&gamma=0.5").json()
+    want = np.sqrt(((stored.astype(float) - 150) / 2450).clip(0, 1)) * 255
+    assert np.abs(pixels_of(answer["input"]) - want).max() <= 0.51
+
+
+@pytest.mark.parametrize(
+    ("query", "words"),
+    [
+        ("levels=9,3", "the levels are 9 and 3; the first must be the lower"),
+        ("levels=3", "the levels are 3; give two numbers"),
+        ("levels=?,3", "levels are two numbers LO,HI"),
+        ("levels=0,inf", "give two numbers"),
+        ("gamma=0", "gamma is 0; it must be positive"),
+        ("gamma=x", "gamma is one"),
+    ],
+)
+def test_wrong_levels_get_a_readable_reason(query: str, words: str) -> None:
+    response = post(make_app(make_predictor()), png(picture()), query)
+    assert response.status_code == 422
+    assert words in response.json()["error"]
+
+
+def test_the_page_proposes_what_the_command_line_said() -> None:
+    app = make_app(make_predictor(), adjustment=Adjustment.of((150, 2600), 0.5, invert=True))
+    assert '"levels":[150,2600],"gamma":0.5,"invert":true' in get(app, "/").text
+    assert '"levels":null,"gamma":1.0,"invert":false' in get(make_app(make_predictor()), "/").text
 
 
 SIZES = {
@@ -333,7 +380,8 @@ BAD = {
     "bomb": (bomb(60_000, 60_000), "megapixels|too large"),
     "large": (bomb(8000, 6000), "48 megapixels, the limit is 40"),
     "promise": (bomb(5000, 4000), "truncated"),
-    "float": (png(np.zeros((8, 8), np.float32), "TIFF"), "floating-point"),
+    "float": (png(np.full((8, 8), 7.5, np.float32), "TIFF"), "from 7.5 to 7.5; without levels"),
+    "nan": (png(np.full((8, 8), np.nan, np.float32), "TIFF"), "64 pixels that are NaN"),
 }
 
 
@@ -536,6 +584,20 @@ def test_a_page_is_saved_with_pictures_rivals_and_measures(model: Path, tmp_path
     assert [e["rivals"][0]["name"] for e in content["examples"]] == ["K-means"] * 2
     assert all(len(e["measures"]["count bright"]) == 2 for e in content["examples"])
     assert "server" not in content
+
+
+def test_a_camera_s_field_is_explored_with_levels_as_it_is_predicted(
+    model: Path, tmp_path: Path
+) -> None:
+    stored = np.linspace(100, 2700, 64).reshape(8, 8).round().astype(np.uint16)
+    (tmp_path / "raw.tif").write_bytes(png(stored, "TIFF"))
+    words = [str(model), str(tmp_path / "raw.tif"), "--levels", "150", "2600", "--gamma", "0.5"]
+    main(["explore", *words, "--measured", "--save", str(tmp_path / "p.html")])
+    main(["predict", *words, "--out", str(tmp_path / "o")])
+    (example,) = content_of(tmp_path / "p.html")["examples"]
+    (other,) = content_of(tmp_path / "o" / "index.html")["examples"]
+    assert example["levels"] == other["levels"]
+    assert example["input"] == other["input"]
 
 
 def refuse(capsys: pytest.CaptureFixture, *arguments: str) -> str:

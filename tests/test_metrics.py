@@ -87,6 +87,13 @@ def test_nll_is_cumulative_and_ends_in_the_probability_loss():
     torch.testing.assert_close(values[:, -1], probability_loss(tree, x))
 
 
+def test_the_root_holds_every_answer_exactly_whatever_rounding_makes_of_its_leaves():
+    tree = grow(torch.rand(500, 9, 2), torch.randn(500, 9).log_softmax(1), 3)
+    assert (tree.log_probs[0] != 0).any()  # float32
+    assert torch.equal(nll(tree, torch.rand(500, 2))[:, 0], torch.zeros(500))
+    assert torch.equal(entropy(tree)[:, 0], torch.zeros(500))
+
+
 def test_entropy_lies_between_zero_and_the_log_of_the_nodes():
     tree = random_tree(b=50)
     values = entropy(tree)

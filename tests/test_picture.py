@@ -23,7 +23,7 @@ from posterior_trees import (
 from posterior_trees import predict as predict_module
 from posterior_trees.data import ImageSet
 from posterior_trees.explore.start import model_card
-from posterior_trees.picture import as_picture, brightness_range, describe_misfit, read_picture
+from posterior_trees.picture import as_picture, brightness_range, read_picture
 from posterior_trees.predict import PictureError, predict_files
 
 HOLE = Inpaint.box((0, 11), (0, 19), (16, 20))
@@ -259,17 +259,6 @@ def test_the_brightness_range_is_that_of_the_measurements() -> None:
     pairs = ImageSet(x, torch.full_like(x, 51))
     assert brightness_range(pairs, Paired(1, 1)) == pytest.approx([0.2, 0.2], abs=1e-6)
     assert brightness_range(ImageSet(x), HOLE, limit=1) == pytest.approx([hidden / 2] * 2, abs=1e-6)
-
-
-def test_a_picture_outside_the_training_brightness_is_told_to_invert() -> None:
-    model = predictor_of(Downsample(2), about={"input_brightness": [0.1, 0.3]})
-    dark, light, grey = (torch.full((1, 1, 8, 8), value) for value in (0.2, 0.8, 0.5))
-    assert describe_misfit(dark, model) == ""
-    assert re.search("is 0.800, .* 0.100 to 0.300; try --invert", describe_misfit(light, model))
-    assert "leave out --invert" in describe_misfit(light, model, is_inverted=True)
-    assert "invert" not in describe_misfit(grey, model)
-    assert "0.500" in describe_misfit(grey, model)
-    assert describe_misfit(light, predictor_of(Downsample(2))) == ""
 
 
 # ---- files ---------------------------------------------------------------------------------------

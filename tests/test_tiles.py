@@ -167,6 +167,8 @@ def test_shuffled_branches_are_recovered(branching: tuple[int, ...]) -> None:
     for level in range(len(branching) + 1):
         torch.testing.assert_close(shuffled.images[level], plain.images[level])
         torch.testing.assert_close(shuffled.log_probs[level], plain.log_probs[level])
+    for part in shuffled.parts:
+        torch.testing.assert_close(part.probs, plain.parts[0].probs)
 
 
 def test_without_matching_the_branches_would_mix(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -222,6 +224,28 @@ def test_probabilities_are_means_over_the_area_and_add_up_in_the_tree() -> None:
             tree.probs[level].unflatten(1, (-1, k)).sum(dim=2), tree.probs[level - 1]
         )
     assert tree.log_probs[0].abs().max() < 1e-12
+
+
+@pytest.mark.parametrize(("height", "width"), [(64, 160), (97, 131), (40, 50)])
+def test_parts_share_out_the_pixels_among_the_tiles_that_weigh_most(height, width) -> None:
+    class Local(Answers):
+        def forward(self, y: Tensor) -> Leaves:
+            leaves = super().forward(y)
+            return leaves._replace(log_probs=(len(self.sizes) * self.logits)[None].log_softmax(1))
+
+    network = Local()
+    tree = predict_tiled(predictor_of(network), field(height, width), tile=48, overlap=16)
+    tiles = list(cut((height, width), 48, 16))
+    assert len(tree.parts) == len(tiles) == len(network.sizes)
+    owner = torch.full((height, width), -1)
+    windows = torch.zeros(len(tiles), height, width, dtype=torch.float64)
+    for number, (part, tile) in enumerate(zip(tree.parts, tiles, strict=True)):
+        assert (owner[part.rows, part.columns] == -1).all()
+        owner[part.rows, part.columns] = number
+        windows[number, tile.rows, tile.columns] = tile.window
+        torch.testing.assert_close(part.probs.sort()[0], ((number + 1) * network.logits).softmax(0)
+                                   .sort()[0])  # fmt: skip
+    assert (windows.gather(0, owner[None])[0] >= windows.amax(dim=0) - 1e-12).all()
 
 
 # ---- memory and limits --------------------------------------------------------------------------

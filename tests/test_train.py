@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -32,7 +33,7 @@ from posterior_trees.loss import Objective, epsilon_at, probability_loss, tree_l
 from posterior_trees.measure import Inpaint
 from posterior_trees.optimize import Schedule, load_slots, make_optimizer
 from posterior_trees.predictor import TreePredictor
-from posterior_trees.progress import Progress
+from posterior_trees.progress import Progress, track
 from posterior_trees.recipe import read_recipe
 from posterior_trees.recipe_sections import OptimizerSpec
 from posterior_trees.run import Run, RunError, read_log
@@ -610,8 +611,8 @@ def test_a_dead_leaf_is_announced_with_advice(tmp_path, recipe, images):
         predictor.network.to_image.bias[1] += 50  # far from everything
     lines = []
     train(chosen, tmp_path, images, predictor=predictor, report=lines.append)
-    warning = log_of(tmp_path)[-1]["warning"]
-    assert lines[-1]["warning"] == warning
+    warning, *others = log_of(tmp_path)[-1]["warnings"]
+    assert lines[-1]["warnings"] == [warning, *others]
     assert "leaves [1] are reached by fewer than 0.2%" in warning
     assert "balancer.is_on=true" in warning
     assert "loss.epsilon_scale" in warning
@@ -622,9 +623,9 @@ def test_a_head_that_does_not_listen_is_announced_with_advice(tmp_path, recipe, 
     train(recipe(*fast, "optimizer.head_lr=1e-12"), tmp_path, images)
     lines = log_of(tmp_path)
     assert all(line["val_information"] == pytest.approx(0, abs=1e-6) for line in lines)
-    heard = ["same probabilities" in line.get("warning", "") for line in lines]
+    heard = ["same probabilities" in "".join(line.get("warnings", [])) for line in lines]
     assert heard == [False, True, True, True]
-    assert "network.head_norm='batch'" in lines[-1]["warning"]
+    assert "network.head_norm='batch'" in lines[-1]["warnings"][-1]
 
 
 @pytest.mark.parametrize(
@@ -633,12 +634,13 @@ def test_a_head_that_does_not_listen_is_announced_with_advice(tmp_path, recipe, 
      ({"leaf_usage": [1.0]}, False)],
 )  # fmt: skip
 def test_deafness_needs_time_leaves_and_evidence(changes, is_warned):
-    line = {"epsilon": 0.0, "leaf_usage": [0.5, 0.5], "val_information": 0.0, "warning": "dead"}
+    line = {"epsilon": 0.0, "leaf_usage": [0.5, 0.5], "val_information": 0.0, "warnings": ["dead"]}
     line |= changes
     warn_of_deafness(line, 0.4)
-    assert line["warning"] == "dead"
+    assert line["warnings"] == ["dead"]
     warn_of_deafness(line, 0.6)
-    assert ("; every image" in line["warning"]) == is_warned
+    assert len(line["warnings"]) == 1 + is_warned
+    assert line["warnings"][-1].startswith("every image") == is_warned
 
 
 def made_up_loss(values: Tensor, leaf: Tensor) -> Objective:
@@ -655,7 +657,39 @@ def test_no_dead_leaf_is_announced_while_all_leaves_still_learn():
         health.note(health.sum(made_up_loss(zeros, leaf)), leaf)
         line = health.summary(epsilon)
         assert line["leaf_usage"] == [1.0, 0.0]
-        assert ("warning" in line) == is_warned
+        assert ("warnings" in line) == is_warned
+
+
+@pytest.mark.parametrize("is_balanced", [False, True])
+def test_nobody_is_told_to_switch_on_a_balancer_that_is_on(is_balanced):
+    health = Health(2, torch.device("cpu"), is_balanced)
+    leaf = torch.zeros(4, dtype=torch.long)
+    health.note(health.sum(made_up_loss(torch.zeros(4), leaf)), leaf)
+    (warning,) = health.summary(0.0)["warnings"]
+    assert ("balancer" in warning) != is_balanced
+    assert warning.endswith("or use a smaller tree")
+
+
+def test_advice_is_given_once_and_each_its_own(capsys):
+    numbers = dict.fromkeys(("root_mse", "nll", "entropy", "epsilon", "lr", "seconds"), 0.0)
+    progress = Progress("training")
+    for epoch in range(1, 5):
+        warnings = [f"leaves [{epoch}] are dead: anneal"] + ["all are deaf: shout"] * (epoch > 2)
+        progress.epoch({"epoch": epoch, **numbers, "warnings": warnings})
+    said = [line for line in capsys.readouterr().out.splitlines() if "warning" in line]
+    assert said == ["warning: leaves [1] are dead: anneal", "warning: all are deaf: shout"]
+
+
+@pytest.mark.parametrize(("every", "lines"), [(0.0, ["counting: 1 of 3", "counting: 2 of 3"]),
+                                              (60.0, [])])  # fmt: skip
+def test_without_a_terminal_a_long_loop_says_in_lines_how_far_it_is(
+    every, lines, capsys, monkeypatch
+):
+    monkeypatch.setattr("posterior_trees.progress.LINE_EVERY", every)
+    clock = SimpleNamespace(monotonic=iter((0.0, 0.0, 1.0, 2.0)).__next__)
+    monkeypatch.setattr("posterior_trees.progress.time", clock)
+    assert list(track("counting")("abc")) == ["a", "b", "c"]
+    assert capsys.readouterr().err.splitlines() == lines
 
 
 def test_health_is_the_mean_over_the_epoch_and_then_starts_again():

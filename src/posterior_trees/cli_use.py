@@ -4,7 +4,12 @@ import argparse
 import json
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from posterior_trees.cli_picture import add_adjustment
+
+if TYPE_CHECKING:
+    from posterior_trees.tree import Tree
 
 MODEL = "a name (digits, cells), a run folder or a file"
 
@@ -15,10 +20,7 @@ def add_predict(commands: Any) -> None:
     predict.add_argument("images", nargs="+", type=Path, metavar="IMAGE")
     predict.add_argument("--out", type=Path, required=True, help="folder to write")
     predict.add_argument("--resize", action="store_true", help="cut and resize to the model's mask")
-    predict.add_argument("--invert", action="store_true", help="exchange black and white first")
-    predict.add_argument("--levels", type=float, nargs=2, metavar=("LO", "HI"),
-                         help="stored values that become black and white")  # fmt: skip
-    predict.add_argument("--gamma", type=float, default=1.0, help="then raise to this power [1]")
+    add_adjustment(predict)
     predict.add_argument("--count", action="store_true", help="count the nuclei in every leaf")
     predict.add_argument("--threshold", type=float, help="nuclei are brighter, 0 to 1 [Otsu's]")
     predict.add_argument("--tile", type=int, metavar="PIXELS",
@@ -75,15 +77,22 @@ def nucleus_counter(arguments: argparse.Namespace):
         if arguments.threshold is not None:
             raise ValueError("--threshold is for counting: add --count")
         return None
-    from posterior_trees.count import count_nuclei, write_count
+    from posterior_trees.count import count_nuclei
+    from posterior_trees.count_report import write_count
+    from posterior_trees.progress import track
 
-    return lambda tree, folder: write_count(count_nuclei(tree, arguments.threshold), tree, folder)
+    watch = track("counting nuclei") if len(arguments.images) == 1 else iter
+
+    def count(tree: "Tree", folder: Path) -> None:
+        write_count(count_nuclei(tree, arguments.threshold, watch=watch), tree, folder)
+
+    return count
 
 
 def print_counts(written: list[Path]) -> None:
     from rich.console import Console
 
-    from posterior_trees.count import count_table
+    from posterior_trees.count_report import count_table
 
     for folder in written:
         if (folder / "count.json").is_file():

@@ -6,44 +6,38 @@ probabilities $\alpha_l$ and counts $n_l$, the count of the tree and its spread 
 
 $$ \bar n = \sum_l \alpha_l n_l, \qquad s^2 = \sum_l \alpha_l (n_l - \bar n)^2 . $$
 
+A field too large for one pass is a mosaic of tiles $t$, and each chooses among its leaves with
+probabilities $\alpha_{tl}$ of its own (`tiles.py`). Nuclei are found in the whole picture of a
+leaf, so none is cut, and belong to the tile that their centre is in: $n_{tl}$ in leaf $l$. Then
+
+$$ \bar n = \sum_t \bar n_t, \quad \bar n_t = \sum_l \alpha_{tl} n_{tl}, \qquad
+   s^2 = \sum_t s_t^2, \quad s_t^2 = \sum_l \alpha_{tl} (n_{tl} - \bar n_t)^2 . $$
+
+The mean is right whatever tiles have to do with each other. Choice: the spread is that of tiles
+which vary on their own, because that is how they err where the truth is known (`docs/cells.md`). If
+all of them took the same leaf $l$ at once, the count would be $n_l = \sum_t n_{tl}$, with the mean
+$\alpha_l$ over the field, and its spread the `spread_together`.
+
 The *inventory* is every nucleus that some leaf shows, from the likeliest leaf down: a region joins
 if nuclei that are in it already cover less than half of it. A leaf shows a nucleus of the inventory
-if at least half of its pixels are bright there; its probability is the sum of $\alpha_l$ over the
-leaves that show it. Nuclei below 1 come and go between the leaves.
+if at least half of its pixels are bright there; its probability is the sum of $\alpha_{tl}$ over
+the leaves that show it, $t$ being its tile. Nuclei below 1 come and go between the leaves.
 
 Choice: threshold and label, nothing cleverer; nuclei that overlap widely count as one.
-
-`write_count` puts three files and a picture beside a predicted tree:
-
-count.json          `{"schema": 1, "threshold", "smallest", "mean", "spread", "leaves": [{"path",
-                    "probability", "nuclei", "bright_pixels"}…], "nuclei": [{"row", "column",
-                    "pixels", "probability", "leaves": [path…]}…]}`
-count_leaves.csv    the leaves, a row each
-count_nuclei.csv    the inventory, a row each
-count.png           the root with the inventory: green is in all leaves, orange is not
 """
 
-import csv
-import io
-import json
-from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int64
-from PIL import Image, ImageDraw
 from torch import Tensor
 from torch.nn import functional as F
 
 from posterior_trees.label import label, sizes
+from posterior_trees.tiles import Part, TiledTree
 from posterior_trees.tree import Tree
 
-if TYPE_CHECKING:
-    from rich.table import Table
-
-SCHEMA = 1
-PRINTED = 20
 SMALLEST = 25
 """Pixels of the smallest nucleus; in our BBBC022 fields the median nucleus has about 180."""
 BRIDGE = 3
@@ -76,8 +70,10 @@ class Count(NamedTuple):
 
     threshold: float
     smallest: int
+    tiles: int
     mean: float
     spread: float
+    spread_together: float
     leaves: list[Leaf]
     nuclei: list[Nucleus]
 
@@ -88,28 +84,88 @@ class Count(NamedTuple):
 
 
 def count_nuclei(
-    tree: Tree, threshold: float | int | None = None, smallest: int = SMALLEST
+    tree: Tree,
+    threshold: float | int | None = None,
+    smallest: int = SMALLEST,
+    watch: Callable = iter,
 ) -> Count:
-    """Count the nuclei in the tree of one picture; without a `threshold` it is Otsu's."""
+    """Count the nuclei in the tree of one picture; without a `threshold` it is Otsu's. `watch`
+    wraps the loop over the leaves."""
     if len(tree) != 1 or len(tree.shape) != 3 or tree.shape[0] != 1:
         raise ValueError(
             f"nuclei are counted in one tree of grey images; this is {tree}: take tree[i], and a "
             "model that predicts one channel"
         )
-    tree = tree.to("cpu", torch.float64)
-    present = (~tree.is_absent(tree.depth)[0]).nonzero()[:, 0]
-    images, probs = tree.leaves[0, present, 0], tree.probs[-1][0, present]
-    paths = [tree.paths(tree.depth)[leaf] for leaf in present.tolist()]
+    everywhere = tree.log_probs[-1][0].double().exp()
+    whole = Part(slice(0, tree.shape[1]), slice(0, tree.shape[2]), everywhere)
+    parts = tree.parts if isinstance(tree, TiledTree) else [whole]
+    present = (~tree.is_absent(tree.depth)[0]).nonzero()[:, 0].tolist()
+    images, probs = tree.leaves[0, present, 0].cpu(), everywhere[present].cpu()
+    local = torch.stack([part.probs[present].cpu().double() for part in parts])
     if threshold is None:
         threshold = max(otsu(images), FAINTEST)
-    regions = [find_regions(image > threshold, smallest) for image in images]
-    counts = torch.tensor([int(r.max()) for r in regions], dtype=probs.dtype)
-    mean = (probs * counts).sum()
-    spread = (probs * (counts - mean).square()).sum().sqrt()
-    rows = zip(paths, probs.tolist(), counts.long().tolist(), regions, strict=True)
-    leaves = [Leaf(path, p, n, int((r > 0).sum())) for path, p, n, r in rows]
-    nuclei = _inventory(torch.stack(regions), probs, paths)
-    return Count(threshold, smallest, mean.item(), spread.item(), leaves, nuclei)
+    found = [
+        Regions.of(find_regions(images[leaf].double() > threshold, smallest))
+        for leaf in watch(range(len(present)))
+    ]
+    counts = torch.stack([regions.per_part(parts) for regions in found], dim=1)
+    mean, spread = _moments(local, counts)
+    _, together = _moments(probs[None], counts.sum(dim=0, keepdim=True))
+    paths = [tree.paths(tree.depth)[leaf] for leaf in present]
+    leaves = [
+        Leaf(path, p, len(regions.pixels), int(regions.pixels.sum()))
+        for path, p, regions in zip(paths, probs.tolist(), found, strict=True)
+    ]
+    order = probs.argsort(descending=True, stable=True).tolist()
+    nuclei = _inventory(found, order, local, parts, paths)
+    return Count(threshold, smallest, len(parts), mean, spread, together, leaves, nuclei)
+
+
+def _moments(probs: Float[Tensor, "t n"], counts: Float[Tensor, "t n"]) -> tuple[float, float]:
+    """Mean and standard deviation of the sum over tiles that choose their leaves on their own."""
+    means = (probs * counts).sum(dim=1)
+    squares = (probs * (counts - means[:, None]).square()).sum()
+    return means.sum().item(), squares.sqrt().item()
+
+
+class Regions(NamedTuple):
+    """The regions of one leaf: their numbers pixel by pixel, from 1, and for each its pixels, its
+    centre, and the rows and columns that hold it."""
+
+    numbers: Int64[Tensor, "h w"]
+    pixels: Int64[Tensor, "n"]
+    centres: Float[Tensor, "n 2"]
+    boxes: list[tuple[slice, slice]]
+
+    @classmethod
+    def of(cls, numbers: Int64[Tensor, "h w"]) -> "Regions":
+        places = numbers.nonzero()
+        region = (numbers[places[:, 0], places[:, 1]] - 1)[:, None].expand(-1, 2)
+        pixels = sizes(numbers)
+        empty = torch.zeros(len(pixels), 2, dtype=torch.long)
+        centres = empty.double().scatter_add(0, region, places.double()) / pixels[:, None]
+        first, last = (
+            empty.scatter_reduce(0, region, places, way, include_self=False).tolist()
+            for way in ("amin", "amax")
+        )
+        boxes = [
+            (slice(top, bottom + 1), slice(left, right + 1))
+            for (top, left), (bottom, right) in zip(first, last, strict=True)
+        ]
+        return cls(numbers, pixels, centres, boxes)
+
+    def per_part(self, parts: Sequence[Part]) -> Float[Tensor, "t"]:
+        """How many of the regions have their centre in each part of the picture."""
+        return _owners(self.centres, parts).bincount(minlength=len(parts)).double()
+
+
+def _owners(centres: Float[Tensor, "n 2"], parts: Sequence[Part]) -> Int64[Tensor, "n"]:
+    """The part in which each place lies."""
+    edges = torch.tensor([[(p.rows.start, p.columns.start), (p.rows.stop, p.columns.stop)]
+                          for p in parts])  # fmt: skip
+    places = (centres + 0.5).floor()[:, None]
+    inside = (edges[:, 0] <= places) & (places < edges[:, 1])
+    return inside.all(dim=2).long().argmax(dim=1)
 
 
 def otsu(values: Float[Tensor, "..."], bins: int = 256) -> float:
@@ -138,120 +194,55 @@ def find_regions(
     cores = bright
     for _ in range(bridge):
         cores = ~_grow(~cores)
-    labels = label(cores)
-    while not torch.equal(
-        grown := torch.where(labels == 0, _grow(labels) * bright, labels), labels
-    ):
-        labels = grown
+    labels = _spread(label(cores), bright)
     is_large = torch.cat([torch.tensor([False]), sizes(labels) >= smallest])
     return (is_large.cumsum(0) * is_large)[labels]
 
 
-def _grow(values: Tensor) -> Tensor:
-    """The maximum of each pixel and its four neighbours; nothing comes in from outside."""
-    wide = F.pad(values.double()[None, None], (1, 1, 1, 1))[0, 0]
-    places = (wide[1:-1, 1:-1], wide[:-2, 1:-1], wide[2:, 1:-1], wide[1:-1, :-2], wide[1:-1, 2:])
-    return torch.stack(places).amax(dim=0).to(values.dtype)
+def _grow(marked: Bool[Tensor, "h w"]) -> Bool[Tensor, "h w"]:
+    """These pixels and their four neighbours; nothing comes in from outside."""
+    wide = marked.float()[None, None]
+    down = F.max_pool2d(wide, (3, 1), stride=1, padding=(1, 0))
+    across = F.max_pool2d(wide, (1, 3), stride=1, padding=(0, 1))
+    return torch.maximum(down, across)[0, 0].bool()
+
+
+def _spread(labels: Int64[Tensor, "h w"], bright: Bool[Tensor, "h w"]) -> Int64[Tensor, "h w"]:
+    """Labels spread over the bright pixels around them, step by step to the four neighbours; where
+    two meet the larger number wins."""
+    wide = F.pad(labels, (1, 1, 1, 1))
+    flat, width = wide.view(-1), wide.shape[1]
+    rest = F.pad(bright & (labels == 0), (1, 1, 1, 1)).view(-1).nonzero()[:, 0]
+    while len(rest):
+        around = torch.stack([flat[rest + step] for step in (-width, -1, 1, width)]).amax(dim=0)
+        if not around.any():
+            break
+        flat[rest] = around
+        rest = rest[around == 0]
+    return wide[1:-1, 1:-1].contiguous()
 
 
 def _inventory(
-    regions: Int64[Tensor, "n h w"],
-    probs: Float[Tensor, "n"],
-    paths: list[tuple[int, ...]],
+    found: Sequence[Regions],
+    order: Sequence[int],
+    local: Float[Tensor, "t n"],
+    parts: Sequence[Part],
+    paths: Sequence[tuple[int, ...]],
 ) -> list[Nucleus]:
-    covered = torch.zeros(regions.shape[1:], dtype=torch.bool)
-    is_bright = regions > 0
-    found = []
-    for leaf in probs.argsort(descending=True, stable=True).tolist():
-        for number in range(1, int(regions[leaf].max()) + 1):
-            pixels = regions[leaf] == number
-            if 2 * (covered & pixels).sum() >= pixels.sum():
+    is_bright = torch.stack([regions.numbers > 0 for regions in found])
+    covered = torch.zeros(is_bright.shape[1:], dtype=torch.bool)
+    nuclei = []
+    for regions in (found[leaf] for leaf in order):
+        owners = _owners(regions.centres, parts).tolist()
+        for number, (rows, columns) in enumerate(regions.boxes):
+            pixels = regions.numbers[rows, columns] == number + 1
+            size, there = int(regions.pixels[number]), covered[rows, columns]
+            if 2 * int((there & pixels).sum()) >= size:
                 continue
-            covered |= pixels
-            shown = 2 * is_bright[:, pixels].sum(dim=1) >= pixels.sum()
-            row, column = pixels.nonzero().double().mean(dim=0).tolist()
-            found.append(
-                Nucleus(
-                    row,
-                    column,
-                    int(pixels.sum()),
-                    min(probs[shown].sum().item(), 1.0),
-                    tuple(path for path, is_shown in zip(paths, shown, strict=True) if is_shown),
-                )
-            )
-    return found
-
-
-def write_count(count: Count, tree: Tree, folder: Path) -> None:
-    """Write the table of a tree as JSON and CSV, and its picture."""
-    leaves = [leaf._asdict() for leaf in count.leaves]
-    nuclei = [nucleus._asdict() for nucleus in count.nuclei]
-    facts = {"schema": SCHEMA, **count._asdict(), "leaves": leaves, "nuclei": nuclei}
-    (folder / "count.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
-    for leaf in leaves:
-        leaf["path"] = _name(leaf["path"])
-    for nucleus in nuclei:
-        nucleus["leaves"] = " ".join(map(_name, nucleus["leaves"]))
-    for name, fields, rows in (
-        ("leaves", Leaf._fields, leaves),
-        ("nuclei", Nucleus._fields, nuclei),
-    ):
-        text = io.StringIO()
-        writer = csv.DictWriter(text, fields, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-        (folder / f"count_{name}.csv").write_text(text.getvalue(), encoding="utf-8")
-    draw_count(count, tree).save(folder / "count.png")
-
-
-def draw_count(count: Count, tree: Tree, zoom: int = 3) -> Image.Image:
-    """The root, enlarged, with a ring around each nucleus and the probability of those in doubt."""
-    pixels = tree.root[0, 0].clamp(0, 1).mul(255).round().byte().cpu().numpy()
-    grey = Image.fromarray(pixels)
-    picture = grey.resize((grey.width * zoom, grey.height * zoom)).convert("RGB")
-    pen = ImageDraw.Draw(picture)
-    for nucleus in count.nuclei:
-        is_sure = len(nucleus.leaves) == len(count.leaves)
-        colour = (70, 200, 90) if is_sure else (255, 150, 0)
-        x, y = (zoom * (place + 0.5) for place in (nucleus.column, nucleus.row))
-        radius = zoom * (nucleus.pixels / 3.1416) ** 0.5 + 2
-        pen.ellipse((x - radius, y - radius, x + radius, y + radius), outline=colour, width=2)
-        if not is_sure:
-            pen.text((x - 9, y - 6), f"{nucleus.probability:.0%}", fill=colour)
-    return picture
-
-
-def count_table(facts: dict[str, Any], title: str) -> "Table":
-    """What `count.json` says, for the terminal: the leaves, then the nuclei in doubt."""
-    from rich.table import Table
-
-    leaves, nuclei = facts["leaves"], facts["nuclei"]
-    doubtful = [n for n in nuclei if len(n["leaves"]) < len(leaves)]
-    caption = f"brighter than {facts['threshold']:.3f}, at least {facts['smallest']} pixels"
-    listed = [sum(leaf["path"] in n["leaves"] for n in nuclei) for leaf in leaves]
-    if listed != [leaf["nuclei"] for leaf in leaves]:
-        caption += "; nuclei that touch are one in some leaves and two in others"
-    table = Table(
-        title=f"{title}: {facts['mean']:.1f} ± {facts['spread']:.1f} nuclei; {len(doubtful)} of "
-        f"{len(nuclei)} are not in all leaves",
-        caption=caption,
-    )
-    for name in ("leaf", "probability", "nuclei", "bright pixels"):
-        table.add_column(name, justify="right")
-    for leaf in leaves:
-        cells = (f"{leaf['probability']:.3f}", str(leaf["nuclei"]), str(leaf["bright_pixels"]))
-        table.add_row(_name(leaf["path"]), *cells)
-    if doubtful:
-        table.add_section()
-        table.add_row("row, column", "probability", "pixels", "in leaves", style="bold")
-    for n in sorted(doubtful, key=lambda n: -n["probability"])[:PRINTED]:
-        place = f"{n['row']:.0f}, {n['column']:.0f}"
-        shown = " ".join(map(_name, n["leaves"]))
-        table.add_row(place, f"{n['probability']:.3f}", str(n["pixels"]), shown)
-    if len(doubtful) > PRINTED:
-        table.add_row("…", "", "", f"{len(doubtful) - PRINTED} more: count_nuclei.csv")
-    return table
-
-
-def _name(path: Sequence[int]) -> str:
-    return ".".join(map(str, path)) or "root"
+            there |= pixels
+            shown = 2 * is_bright[:, rows, columns][:, pixels].sum(dim=1) >= size
+            row, column = regions.centres[number].tolist()
+            probability = min(local[owners[number], shown].sum().item(), 1.0)
+            showing = tuple(path for path, is_in in zip(paths, shown, strict=True) if is_in)
+            nuclei.append(Nucleus(row, column, size, probability, showing))
+    return nuclei

@@ -19,9 +19,11 @@ DEAF = 0.003
 
 
 class Health:
-    """Running sums over an epoch, kept on the device so that no step waits for the GPU."""
+    """Running sums over an epoch, kept on the device so that no step waits for the GPU.
+    `is_balanced`: leaves are balanced already, so that nobody is told to."""
 
-    def __init__(self, num_leaves: int, device: torch.device) -> None:
+    def __init__(self, num_leaves: int, device: torch.device, is_balanced: bool = False) -> None:
+        self.is_balanced = is_balanced
         self.usage = torch.zeros(num_leaves, device=device)
         wide = torch.float32 if device.type == "mps" else torch.float64  # Apple's have no float64
         self.sums = torch.zeros(4, dtype=wide, device=device)  # squared, root, nll, entropy
@@ -40,7 +42,8 @@ class Health:
         return bool(self.sums.isfinite().all())
 
     def summary(self, epsilon: float) -> dict[str, Any]:
-        """The epoch's means; starts the next epoch."""
+        """The epoch's means, and `warnings` of the form "what: what to do" if there are any; starts
+        the next epoch."""
         images = self.usage.sum().clamp(min=1)
         squared, root, nll, entropy = (self.sums / images).tolist()
         usage = (self.usage / images).tolist()
@@ -54,11 +57,11 @@ class Health:
         }
         dead = [leaf for leaf, share in enumerate(usage) if share < DEAD]
         if dead and epsilon < 0.05:
-            line["warning"] = (
+            balance = "" if self.is_balanced else ", switch the balancer on (balancer.is_on=true),"
+            line["warnings"] = [
                 f"leaves {dead} are reached by fewer than {DEAD:.1%} of the images: anneal longer "
-                "(loss.epsilon_scale), switch the balancer on (balancer.is_on=true) if it is off, "
-                "or use a smaller tree"
-            )
+                f"(loss.epsilon_scale){balance} or use a smaller tree"
+            ]
         self.usage.zero_()
         self.sums.zero_()
         return line
@@ -79,7 +82,7 @@ def warn_of_deafness(line: dict[str, Any], progress: float) -> None:
             "every image gets the same probabilities, whatever it shows: try "
             "network.head_norm='batch' with head_dropout=0.3, or train longer"
         )
-        line["warning"] = "; ".join(filter(None, [line.get("warning"), deaf]))
+        line["warnings"] = [*line.get("warnings", []), deaf]
 
 
 def perplexity(usage: list[float]) -> float:

@@ -36,22 +36,24 @@ def psnr(
 
 
 def nll(tree: Tree, x: Float[Tensor, "b *shape"]) -> Float[Tensor, "b levels"]:
-    """−ln of the absolute probability of the nodes on the path of `x`; 0 at the root."""
+    """−ln of the absolute probability of the nodes on the path of `x`; 0 at the root, which holds
+    every answer, and not what rounding makes of the sum of its leaves."""
     path = tree.descend(x)
     levels = [
         -log_probs.gather(1, path[:, level : level + 1])
         for level, log_probs in enumerate(tree.log_probs)
     ]
-    return torch.cat(levels, dim=1)
+    return torch.cat([torch.zeros_like(levels[0]), *levels[1:]], dim=1)
 
 
 def entropy(tree: Tree) -> Float[Tensor, "b levels"]:
-    """Entropy in nats of each level's probabilities; what a calibrated tree expects of its NLL."""
+    """Entropy in nats of each level's probabilities; what a calibrated tree expects of its NLL. It
+    is 0 at the root."""
     levels = [
         -(log_probs.exp() * log_probs.masked_fill(log_probs.isneginf(), 0.0)).sum(dim=1)
         for log_probs in tree.log_probs
     ]
-    return torch.stack(levels, dim=1)
+    return torch.stack([torch.zeros_like(levels[0]), *levels[1:]], dim=1)
 
 
 def information(probs: Float[Tensor, "n leaves"]) -> float:

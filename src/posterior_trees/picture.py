@@ -6,12 +6,7 @@ measurement. Files and arrays are converted: grey is copied into the channels of
 colour becomes grey by luma, exactly as when training files are read (`data.decode`). A tensor says
 by its shape which channels it has, so wrong ones are an error.
 
-Whether a picture fits the task is judged by the mean brightness of its measurement,
-
-$$ \bar y = \text{mean over pixels of } y, \qquad
-   q_{0.001} \le \bar y \le q_{0.999} \text{ of the training measurements,} $$
-
-which tells white digits on black, what the model was trained on, from black ones on white.
+What is done to a file's values, and whether they then fit the model, is in `adjust.py`.
 """
 
 from collections.abc import Sequence
@@ -23,15 +18,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from posterior_trees.adjust import SLACK, Adjustment
 from posterior_trees.data import DataError, ImageSet
-from posterior_trees.data.decode import decode
+from posterior_trees.data.decode import Stored, decode_raw
 from posterior_trees.data.imageset import to_float
 from posterior_trees.examples import evenly_spaced
 from posterior_trees.measure import Colorize, Denoise, Inpaint, Measurement, measure_each
 from posterior_trees.predictor import TreePredictor
 
-SLACK = 0.001
-"""How far rounding may push a pixel out of [0, 1]."""
 LUMA = (0.299, 0.587, 0.114)
 """ITU-R 601, as Pillow and so `data.decode` have it."""
 
@@ -63,8 +57,16 @@ def read_picture(
 
     `levels` are the stored values (0 to 255, or to 65535) that become black and white, and `gamma`
     bends what is between: $v \mapsto \operatorname{clip}(\tfrac{v - lo}{hi - lo}, 0, 1)^\gamma$.
-    A camera's 12 bits in a 16-bit file need them.
+    A camera's 12 bits in a 16-bit file need them, and floating-point values beyond [0, 1].
     """
+    adjustment = Adjustment.of(levels, gamma, invert=False)
+    return adjustment.apply(read_stored(file, predictor, resize), str(file))
+
+
+def read_stored(
+    file: str | PathLike[str], predictor: TreePredictor, resize: bool = False
+) -> Stored:
+    """The values in a picture file `(c, h, w)`, as many channels and pixels as the model takes."""
     path, wanted = Path(file), _channels(predictor)[0]
     if wanted not in (1, 3):
         raise DataError(f"this model takes {wanted} channels, a file has 1 or 3: give a tensor")
@@ -73,23 +75,9 @@ def read_picture(
     if not path.exists():
         raise DataError(f"{path} does not exist. Check the name")
     with path.open("rb") as opened:
-        stored = decode(opened, str(path), wanted, _mask_size(predictor) if resize else ())
-    if not gamma > 0:
-        raise ValueError(f"gamma is {gamma:g}; it must be positive (0.5 is the square root)")
-    if levels is None:
-        pixels = to_float(torch.from_numpy(stored.copy()))
-    else:
-        pixels = _stretch(stored, *levels)
-    pixels = pixels.pow(gamma).unsqueeze(0) if gamma != 1 else pixels.unsqueeze(0)
-    _check_size(pixels, predictor, str(path))
-    return pixels
-
-
-def _stretch(stored: np.ndarray, low: float | int, high: float | int) -> Tensor:
-    if not low < high:
-        raise ValueError(f"the levels are {low:g} and {high:g}; the first must be the lower one")
-    values = torch.from_numpy(stored.astype(np.float32))
-    return values.sub(low).div(high - low).clamp(0, 1)
+        stored = decode_raw(opened, str(path), wanted, _mask_size(predictor) if resize else ())
+    _check_size(stored, predictor, str(path))
+    return stored
 
 
 def brightness_range(
@@ -104,29 +92,6 @@ def brightness_range(
         y = measure_each(measurement, x, indices, seed=0) if y is None else y
         means.append(y.flatten(1).mean(dim=1).cpu().double())
     return torch.cat(means).quantile(torch.tensor([0.001, 0.999]).double()).tolist()
-
-
-def describe_misfit(
-    pixels: Float[Tensor, "1 c h w"], predictor: TreePredictor, is_inverted: bool = False
-) -> str:
-    """Why a picture may not be what the model was trained on; empty if it fits or nobody knows."""
-    low, high = predictor.about.get("input_brightness") or (-np.inf, np.inf)
-    mean, opposite = (
-        predictor.measurement.observe(values.to(predictor.device)).mean().item()
-        for values in (pixels, 1 - pixels)
-    )
-    if low - SLACK <= mean <= high + SLACK:
-        return ""
-    hint = " leave out --invert" if is_inverted else " try --invert"
-    other = (
-        " its tree may mean nothing. If its values are a camera's, --levels LO HI says which of "
-        "them are black and white"
-    )
-    return (
-        f"the picture may not fit the task {predictor.name!r}: as the model sees it, its mean "
-        f"brightness is {mean:.3f}, in training it was {low:.3f} to {high:.3f};"
-        + (hint if low - SLACK <= opposite <= high + SLACK else other)
-    )
 
 
 def _from_tensor(tensor: Tensor, predictor: TreePredictor) -> Tensor:
@@ -211,7 +176,7 @@ def _mask_size(predictor: TreePredictor) -> tuple[int, ...]:
     return tuple(measurement.hole.shape[-2:]) if isinstance(measurement, Inpaint) else ()
 
 
-def _check_size(pixels: Tensor, predictor: TreePredictor, what: str) -> None:
+def _check_size(pixels: Tensor | np.ndarray, predictor: TreePredictor, what: str) -> None:
     size = _mask_size(predictor)
     if size and tuple(pixels.shape[-2:]) != size:
         have, want = ("×".join(map(str, s)) for s in (pixels.shape[-2:], size))

@@ -25,12 +25,13 @@ from safetensors import SafetensorError
 from torch import Tensor
 from torch.nn import functional as F
 
+from posterior_trees.adjust import Adjustment, describe_misfit
 from posterior_trees.data.decode import read_header
 from posterior_trees.explore import page
 from posterior_trees.explore.start import model_card
 from posterior_trees.explore.upload import describe_resize
 from posterior_trees.figure import save_figure
-from posterior_trees.picture import describe_misfit, read_picture
+from posterior_trees.picture import read_stored
 from posterior_trees.predictor import TreePredictor
 from posterior_trees.store import write_bytes
 from posterior_trees.tiles import OVERLAP, TILE, needs_tiles, predict_tiled
@@ -77,6 +78,7 @@ def predict_files(
     (`tiles.py`); `tile=0` never does that. `watch` wraps the loop over files, or over the tiles of
     a single file.
     """
+    adjustment = Adjustment.of(levels, gamma, invert)
     is_new = not Path(out).exists()
     out = make_folder(out)
     shown, folders, problems = [], [], []
@@ -84,12 +86,7 @@ def predict_files(
     tiling = Tiling(tile, overlap, watch_tiles)
     for file, folder in watch(list(zip(files, _choose_folders(files, out), strict=True))):
         try:
-            pixels = read_picture(file, predictor, resize, levels, gamma)
-            if resize and (resized := _resized(file, pixels)):
-                warn(resized)
-            pixels = 1 - pixels if invert else pixels
-            if misfit := describe_misfit(pixels, predictor, invert):
-                warn(f"{file}: {misfit}")
+            pixels = _read(predictor, file, resize, adjustment, warn)
             shown.append(_predict(predictor, pixels, folder, str(file), also, tiling))
             folders.append(folder)
         except (ValueError, RuntimeError, OSError, MemoryError, SafetensorError) as error:
@@ -105,11 +102,31 @@ def predict_files(
     return folders
 
 
-def _resized(file: str | PathLike[str], pixels: Tensor) -> str:
-    """What `read_picture` did to a file of another size than the model's mask."""
+def _read(
+    predictor: TreePredictor,
+    file: str | PathLike[str],
+    resize: bool,
+    adjustment: Adjustment,
+    warn: Callable[[str], object],
+) -> Tensor:
+    """The picture in a file as the model takes it; `warn` hears what may be wrong with it."""
+    stored = read_stored(file, predictor, resize)
+    if resize and (resized := _resized(file, stored.shape[-2:])):
+        warn(resized)
+    pixels = adjustment.apply(stored, str(file))
+
+    def see(other: Tensor) -> Tensor:
+        return predictor.measurement.observe(other.to(predictor.device))
+
+    if misfit := describe_misfit(stored, adjustment, predictor, see):
+        warn(f"{file}: {misfit}")
+    return pixels
+
+
+def _resized(file: str | PathLike[str], want: Sequence[int]) -> str:
+    """What was done to a file of another size than the model's mask."""
     with Path(file).open("rb") as opened:
         height, width, _ = read_header(opened, str(file))
-    want = tuple(pixels.shape[-2:])
     why = f"the model's mask is {'×'.join(map(str, want))}"
     return describe_resize(str(file), (height, width), want, why)
 

@@ -12,10 +12,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 from rich.progress import Progress as Bar
 
 Item = TypeVar("Item")
+LINE_EVERY = 10.0
+"""Seconds between lines where a bar cannot be drawn."""
 
 
 class Progress:
-    """Follows a training run: a bar over its steps and one line per epoch.
+    """Follows a training run: a bar over its steps and one line per epoch. What to do about a
+    warning is said once; the log has it for every epoch.
 
     Asked to stop (Ctrl-C, SIGTERM) it ends the steps after the present one, so that the trainer
     can save, and `is_stopped`; asked once more, all ends at once.
@@ -25,6 +28,7 @@ class Progress:
         self.title, self.console = title, Console()
         self.can_stop, self.is_asked, self.is_stopped = can_stop, False, False
         self.bar = _bar(self.console)
+        self.advice: set[str] = set()
 
     def __enter__(self) -> "Progress":
         self.bar.start()
@@ -71,20 +75,31 @@ class Progress:
             nll = " / ".join(f"{v:.3f}" for v in line["val_nll"][1:])
             text += f"  | validation psnr {psnr}  nll {nll}"
         self.console.print(f"{text}  ({line['seconds']:.0f} s)", highlight=False)
-        if "warning" in line:
-            self.console.print("warning: " + line["warning"], style="yellow", highlight=False)
+        for warning in line.get("warnings", []):
+            _, _, advice = warning.partition(": ")
+            if advice not in self.advice:
+                self.advice.add(advice)
+                self.console.print(f"warning: {warning}", style="yellow", highlight=False,
+                                   markup=False)  # fmt: skip
 
 
 def track(title: str) -> Callable[[Sequence[Item]], Iterator[Item]]:
-    """A wrapper for a loop that shows how far it is, if it takes longer than a second."""
+    """A wrapper for a loop that shows how far it is: a bar if it takes longer than a second, and
+    where there is no terminal a line every `LINE_EVERY` seconds."""
 
     def watch(items: Sequence[Item]) -> Iterator[Item]:
-        start, bar, task = time.monotonic(), _bar(Console(stderr=True)), None
+        console = Console(stderr=True)
+        start, bar, task = time.monotonic(), _bar(console), None
+        said = start
         try:
             for number, item in enumerate(items):
-                if task is None and time.monotonic() - start > 1:
+                now = time.monotonic()
+                if task is None and now - start > 1:
                     bar.start()
                     task = bar.add_task(title, total=len(items), completed=number)
+                if not console.is_terminal and now - said > LINE_EVERY:
+                    said = now
+                    console.print(f"{title}: {number} of {len(items)}", highlight=False)
                 yield item
                 if task is not None:
                     bar.update(task, completed=number + 1)

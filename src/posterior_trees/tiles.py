@@ -16,7 +16,8 @@ The network sees one tile at a time. Three things make one tree of the tiles' tr
   how probable a branch is at a random place of the picture. Tiles are far apart and vary on their
   own, so the probability that *one* branch is right everywhere at once, about the product of the
   tiles', is practically zero and would say nothing. The mean keeps each level's sum at 1 and each
-  parent's probability the sum of its children's.
+  parent's probability the sum of its children's. Where a place matters, as it does for a single
+  nucleus (`count.py`), `TiledTree.parts` has the probabilities of its own tile.
 
 Choice: parents are blended too, and not grown anew from the blended leaves: each tile's parents are
 its own conditional means, with its own probabilities, so the root is the posterior mean at every
@@ -56,6 +57,21 @@ class Tile(NamedTuple):
         return self.down[:, None] * self.across
 
 
+class Part(NamedTuple):
+    """The pixels of a picture that one tile tells most about, and its leaves' probabilities."""
+
+    rows: slice
+    columns: slice
+    probs: Float[Tensor, "n"]
+
+
+class TiledTree(Tree):
+    """The tree of a picture in tiles. Its `parts` cover the picture without overlap; a copy that
+    was moved or saved is a plain `Tree` without them."""
+
+    parts: list[Part]
+
+
 @torch.inference_mode()
 def predict_tiled(
     predictor: TreePredictor,
@@ -63,7 +79,7 @@ def predict_tiled(
     tile: int = TILE,
     overlap: int = OVERLAP,
     watch: Callable = iter,
-) -> Tree:
+) -> TiledTree:
     """The tree of one large measurement, on the CPU; `watch` wraps the loop over tiles.
 
     `tile` and `overlap` are in pixels of `y` and rounded up to what the network's grid asks (16 for
@@ -156,6 +172,7 @@ class Canvas:
         self.images = [level.new_zeros(*level.shape[:-2], *space) for level in tree.images]
         self.probs = [torch.zeros_like(level) for level in tree.probs]
         self.weight = torch.zeros(space, dtype=tree.images[0].dtype)
+        self.tiles: list[tuple[Tile, Tensor]] = []
 
     def add(self, tree: Tree, tile: Tile) -> None:
         """Match a tile's tree with what is here and lay it on."""
@@ -170,13 +187,25 @@ class Canvas:
         for total, level in zip(self.probs, tree.probs, strict=True):
             total += area * level
         self.weight[here.rows, here.columns] += window
+        self.tiles.append((here, tree.probs[-1][0]))
 
-    def finish(self) -> Tree:
+    def finish(self) -> TiledTree:
         """The whole picture's tree; the sums are used up."""
         for level in self.images:
             level.div_(self.weight)
         probs = [level / level.sum(dim=1, keepdim=True) for level in self.probs]
-        return Tree(self.images, [level.log() for level in probs], self.branching)
+        tree = TiledTree(self.images, [level.log() for level in probs], self.branching)
+        tree.parts = self._parts()
+        return tree
+
+    def _parts(self) -> list[Part]:
+        """Windows are products of one for each axis, so that the largest at a pixel is that of the
+        nearest row of tiles and of the nearest column of tiles."""
+        rows, columns = (
+            _share({tile[axis].start: (tile[axis], tile[axis + 2]) for tile, _ in self.tiles})
+            for axis in (0, 1)
+        )
+        return [Part(rows[t.rows.start], columns[t.columns.start], p) for t, p in self.tiles]
 
     def _place(self, tile: Tile) -> tuple[Tile, list[slice]]:
         """Where a tile lies on the canvas, and which part of the tile that is."""
@@ -208,6 +237,17 @@ class Canvas:
                 cost = -(theirs @ mine.T)
                 order[level] += [k * parent + child for child in assign(cost.tolist())]
         return order
+
+
+def _share(tiles: dict[int, tuple[slice, Tensor]]) -> dict[int, slice]:
+    """Along one axis, the interval in which each tile weighs most."""
+    places = sorted(tiles.values(), key=lambda tile: tile[0].start)
+    weights = torch.zeros(len(places), places[-1][0].stop, dtype=torch.float64)
+    for weight, (place, values) in zip(weights, places, strict=True):
+        weight[place] = values
+    starts = weights.argmax(dim=0).bincount(minlength=len(places)).cumsum(0).tolist()
+    edges = [0, *starts]
+    return {place.start: slice(*edges[i : i + 2]) for i, (place, _) in enumerate(places)}
 
 
 def renumber(tree: Tree, order: Sequence[Sequence[int]]) -> Tree:

@@ -112,7 +112,7 @@ class Trainer:
             processes=fabric.world_size,
         )
         self.steps_per_epoch, self.balancer = self.feed.steps_per_epoch, self.feed.balancer
-        self.health = Health(predictor.num_leaves, fabric.device)
+        self.health = Health(predictor.num_leaves, fabric.device, recipe.balancer.is_on)
         self.learner = Learner(recipe, self.predictor, fabric, self.steps_per_epoch, self.health)
         self.total_steps = self.learner.total_steps
         self.step, self.seconds, self.saved_at = 0, 0.0, time.monotonic()

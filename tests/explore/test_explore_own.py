@@ -12,6 +12,7 @@ from browsing import make_leaves, make_predictor, make_tree, picture_of, press, 
 from PIL import Image
 
 from posterior_trees import Colorize, Inpaint, TreePredictor, UNet
+from posterior_trees.adjust import Adjustment
 from posterior_trees.explore import describe_trees
 from posterior_trees.explore.server import make_app
 
@@ -54,6 +55,42 @@ def test_a_picture_that_was_resized_says_so_beside_it(
     assert line["y"] + line["height"] <= window["y"] + window["height"]  # seen without scrolling
     opened.locator("#examples button").last.click()
     assert opened.locator("#resized").is_hidden()
+
+
+def test_a_camera_s_values_are_read_as_the_reader_says(
+    visit: Callable[..., Any], tmp_path: Path
+) -> None:
+    """The page begins with the levels of the command line; emptied, they are none."""
+    stored = np.linspace(150, 2600, 28 * 28).reshape(28, 28).round().astype(np.uint16)
+    Image.fromarray(stored).save(tmp_path / "raw.tif")
+    levels = Adjustment.of((150, 1375), 1.0, invert=False)
+    with serving(make_app(make_predictor(), adjustment=levels)) as address:
+        opened = visit(address)
+        opened.wait_for_selector("#own[open]")
+        assert opened.locator("#white").input_value() == "1375"
+        opened.locator("#degrade").uncheck()
+        for i, (white, gamma) in enumerate((("2600", "0.5"), ("", ""))):
+            opened.locator("#own-button").click() if i else None
+            for field, value in (("black", white and "150"), ("white", white), ("gamma", gamma)):
+                opened.locator(f"#{field}").fill(value)
+            opened.locator("#file").set_input_files(tmp_path / "raw.tif")
+            opened.wait_for_selector(f"#examples button:nth-child({i + 1})")
+            seen = picture_of(opened, "#input")[20:, :, 0]
+            want = np.sqrt((stored - 150) / 2450) if white else stored / 65535
+            assert np.abs(seen - 255 * want[20:]).max() <= 1
+
+
+def test_values_that_need_levels_open_their_place(
+    visit: Callable[..., Any], served: str, tmp_path: Path
+) -> None:
+    Image.fromarray(np.full((28, 28), 700, np.float32)).save(tmp_path / "raw.tif")
+    opened = visit(served, expected="status of 422")
+    opened.wait_for_selector("body.ready")
+    opened.locator("#own-button").click()
+    assert opened.locator("#black").is_hidden()
+    opened.locator("#file").set_input_files(tmp_path / "raw.tif")
+    opened.wait_for_selector("#black")
+    assert "without levels they must be in [0, 1]" in opened.locator("#message").inner_text()
 
 
 def test_a_page_without_examples_waits_for_the_first_picture(

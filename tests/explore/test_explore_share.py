@@ -12,7 +12,7 @@ import pytest
 from browsing import LEFT, answers, drag, keep, make_tree, press, selected
 from PIL import Image
 
-from posterior_trees.explore import show
+from posterior_trees.explore import save_page, show
 
 
 def test_the_tree_is_kept_as_figure_stack_and_archive(
@@ -42,6 +42,17 @@ def test_the_tree_is_kept_as_figure_stack_and_archive(
     assert b"<svg" in keep(opened, "save-svg")
     with Image.open(io.BytesIO(keep(opened, "save-png"))) as figure:
         assert np.unique(np.asarray(figure.convert("L"))).size > 5
+
+
+def test_kept_files_have_one_ending(visit: Callable[..., Any], tmp_path: Path) -> None:
+    names = {"x.png": "x", "cell.A1.TIFF": "cell.A1", "v1.2": "v1.2", ".png": ".png"}
+    for name, stem in names.items():
+        save_page(tmp_path / "p.html", make_tree(), names=[name])
+        opened = visit((tmp_path / "p.html").as_uri())
+        opened.locator("#share summary").click()
+        with opened.expect_download() as download:
+            opened.locator("#save-svg").click()
+        assert download.value.suggested_filename.lstrip("_.") == f"{stem}.svg".lstrip("_.")
 
 
 def test_the_citation_is_copied(visit: Callable[..., Any], saved: str) -> None:

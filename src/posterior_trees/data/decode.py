@@ -2,8 +2,10 @@
 
 Files differ in what they store; arrays do not. Photographs are turned upright (EXIF), palettes are
 looked up, transparent pixels are laid on white, and colour becomes grey, or grey colour, as asked.
-A 16-bit grey file keeps its 16 bits. Choice: colour becomes grey by Pillow's luma (ITU-R 601); the
-`Colorize` measurement, which uses the plain mean of the channels, starts from colour images.
+A 16-bit grey file keeps its 16 bits; what else microscopes store (floating-point numbers, 32-bit
+ones) only `decode_raw` gives, as it is, because nobody knows what is white. Choice: colour becomes
+grey by Pillow's luma (ITU-R 601); the `Colorize` measurement, which uses the plain mean of the
+channels, starts from colour images.
 """
 
 import struct
@@ -13,12 +15,13 @@ from io import BufferedReader, BytesIO
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import UInt8, UInt16
+from jaxtyping import Float32, UInt8, UInt16
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from posterior_trees.data.errors import DataError
 
 Pixels = UInt8[np.ndarray, "_ h w"] | UInt16[np.ndarray, "_ h w"]
+Stored = Pixels | Float32[np.ndarray, "_ h w"]
 
 SIDEWAYS = (5, 6, 7, 8)
 """EXIF orientations that exchange height and width."""
@@ -63,18 +66,27 @@ def decode(
     file: BufferedReader | BytesIO, name: str, channels: int, size: tuple[int, ...] = ()
 ) -> Pixels:
     """The image in `file`, with 1 or 3 channels, brought to `size` = (h, w) if that is given."""
+    stored = decode_raw(file, name, channels, size)
+    if stored.dtype == np.float32:
+        raise DataError(
+            f"{name} has floating-point or 32-bit pixels, up to {stored.max():g}, and does not say "
+            "which is white. Save it with 8 or 16 bits"
+        )
+    return stored
+
+
+def decode_raw(
+    file: BufferedReader | BytesIO, name: str, channels: int, size: tuple[int, ...] = ()
+) -> Stored:
+    """The same, but numbers that are not of 8 or 16 bits come as float32, whatever their range."""
     with _errors_name(name), Image.open(file, formats=FORMATS) as image:
         frames = getattr(image, "n_frames", 1)
         if frames > 1 and image.format != "MPO":
             raise DataError(f"{name} holds {frames} images. Save each as a file of its own")
         image.load()
         upright = ImageOps.exif_transpose(image)
-        if upright.mode.startswith("I"):
+        if upright.mode[0] in "IF":
             return _deep(upright, name, channels, size)
-        if upright.mode == "F":
-            raise DataError(
-                f"{name} has floating-point pixels of unknown range. Save it with 8 or 16 bits"
-            )
         if "A" in upright.mode.upper() or "transparency" in upright.info:
             white = Image.new("RGBA", upright.size, "white")
             upright = Image.alpha_composite(white, upright.convert("RGBA"))
@@ -95,14 +107,17 @@ def fit(image: Image.Image, size: tuple[int, ...]) -> Image.Image:
     return image.resize((w, h), Image.Resampling.BICUBIC, box=box)
 
 
-def _deep(image: Image.Image, name: str, channels: int, size: tuple[int, ...]) -> Pixels:
+def _deep(image: Image.Image, name: str, channels: int, size: tuple[int, ...]) -> Stored:
+    """Grey of more than 8 bits: 16-bit integers where the numbers are such."""
     values = np.asarray(image).astype(np.float32)
-    if values.min() < 0 or values.max() > 65535:
-        raise DataError(
-            f"{name} has 32-bit pixels, up to {values.max():.0f}. Save it with 8 or 16 bits"
-        )
-    fitted = np.asarray(fit(Image.fromarray(values), size))
-    grey = fitted.round().clip(0, 65535).astype(np.uint16)
+    if bad := values.size - np.isfinite(values).sum():
+        raise DataError(f"{name} has {bad} pixels that are NaN or infinite. Replace them")
+    is_short = image.mode != "F" and values.min() >= 0 and values.max() <= 65535
+    grey = np.asarray(fit(Image.fromarray(values), size))
+    if is_short:
+        grey = grey.round().clip(0, 65535).astype(np.uint16)
+    else:  # resizing rings at edges; numbers in [0, 1] stay there
+        grey = grey.clip(values.min(), values.max())
     return np.repeat(grey[None], channels, axis=0)
 
 

@@ -10,6 +10,8 @@ import webbrowser
 from pathlib import Path
 from typing import Any
 
+from posterior_trees.cli_picture import add_adjustment
+
 PORT = 8765
 
 
@@ -26,7 +28,7 @@ def add_explore(commands: Any) -> None:
     parser.add_argument("--port", type=int, default=PORT, help=f"port, 0: any free one [{PORT}]")
     parser.add_argument("--save", type=Path, metavar="HTML", help="write one file, serve nothing")
     parser.add_argument("--no-browser", action="store_true", help="do not open a browser")
-    parser.add_argument("--invert", action="store_true", help="exchange black and white first")
+    add_adjustment(parser)
     parser.add_argument("--measured", action="store_true",
                         help="the pictures are measurements: do not degrade them")  # fmt: skip
     parser.add_argument("--compare", action="append", default=[], metavar="NAME=TREES",
@@ -38,15 +40,17 @@ def add_explore(commands: Any) -> None:
 
 def run_explore(arguments: argparse.Namespace) -> None:
     from posterior_trees import load
+    from posterior_trees.adjust import Adjustment
     from posterior_trees.explore.start import describe_start, model_card, title_of
 
+    adjustment = Adjustment.of(arguments.levels, arguments.gamma, arguments.invert)
     predictor = load(arguments.model)
     measures = dict(load_measure(name) for name in arguments.measure)
     examples = describe_start(
         predictor,
         arguments.images,
         degrade=not arguments.measured,
-        invert=arguments.invert,
+        adjustment=adjustment,
         rivals=[split_rival(text) for text in arguments.compare],
         measures=measures,
         warn=lambda message: print(f"ptrees explore: {message}", file=sys.stderr, flush=True),
@@ -57,7 +61,8 @@ def run_explore(arguments: argparse.Namespace) -> None:
         return
     from posterior_trees.explore.server import make_app
 
-    app = make_app(predictor, examples=examples, host=arguments.host, measures=measures, **options)
+    options |= {"host": arguments.host, "measures": measures, "adjustment": adjustment}
+    app = make_app(predictor, examples=examples, **options)
     serve(app, arguments.host, arguments.port, is_shown=not arguments.no_browser)
 
 

@@ -5,6 +5,7 @@
     GET  /blank.html       the one-file page without trees; the page fills it in to save itself
     POST /api/predict      a picture as the raw body → one example in the form of `content`
          ?name=…&degrade=1&invert=0&hole=N      N > 0: the last N bytes are another hole
+         &levels=LO,HI&gamma=1                  stored values that become black and white
 
 Safe by default: `guard` decides who is answered, and no path of a client's is ever opened. Bytes
 are counted while they come in, pixels before they are decoded, and one thread with a short queue
@@ -17,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
+from posterior_trees.adjust import Adjustment
 from posterior_trees.explore.content import Measure, describe_trees
 from posterior_trees.explore.export import (
     SERVED,
@@ -47,16 +49,18 @@ def make_app(
     title: str = "Posterior trees",
     model_card: Mapping[str, object] | None = None,
     measures: Mapping[str, Measure] | None = None,
+    adjustment: Adjustment | None = None,
     limits: Limits | None = None,
     room: int = 16,
 ) -> "FastAPI":
     """The web application of one model; `examples` (of `describe_trees`) are there from the start,
-    and `host` is the name it will be reached by."""
+    `host` is the name it will be reached by, and `adjustment` what the page proposes for files."""
     fastapi = import_fastapi()
     limits = limits or Limits()
     size = mask_size(predictor) or (examples[0]["size"] if examples else (1, 1))
     frame = frame_content(predictor.branching, size, title, model_card)
-    first = frame | {"examples": list(examples), "server": describe_server(predictor, limits)}
+    server = describe_server(predictor, limits, adjustment or Adjustment())
+    first = frame | {"examples": list(examples), "server": server}
     explorer = Explorer(predictor, frame, first, measures, limits, Worker(room))
 
     @asynccontextmanager
@@ -141,7 +145,7 @@ class Explorer:
         content, hole = split_body(content, query.get("hole", "0"))
         made = answer(
             self.predictor, content, name, degrade=query.get("degrade") == "1",
-            invert=query.get("invert") == "1", hole=hole, limits=self.limits,
+            adjustment=read_adjustment(query), hole=hole, limits=self.limits,
         )  # fmt: skip
         (example,) = describe_trees(
             made.tree, inputs=made.y, truths=made.x, names=[name], measures=self.measures
@@ -180,12 +184,25 @@ def split_body(content: bytes, count: str) -> tuple[bytes, bytes | None]:
     return content[:picture], content[picture:] or None
 
 
-def describe_server(predictor: Predictor, limits: Limits) -> dict:
+def read_adjustment(query: Mapping[str, str]) -> Adjustment:
+    """Levels, gamma and inversion as a client wrote them."""
+    try:
+        levels = [float(part) for part in query.get("levels", "").split(",") if part.strip()]
+        gamma = float(query.get("gamma") or 1)
+    except ValueError:
+        raise RefusedError(422, "levels are two numbers LO,HI, and gamma is one") from None
+    return Adjustment.of(levels or None, gamma, query.get("invert") == "1")
+
+
+def describe_server(predictor: Predictor, limits: Limits, adjustment: Adjustment) -> dict:
     """What the page needs to know to ask for trees of new pictures."""
     return {
         "megabytes": limits.megabytes,
         "degradation": degradation_of(predictor),
         "paper": describe_paper(predictor),
+        "levels": adjustment.levels,
+        "gamma": adjustment.gamma,
+        "invert": adjustment.is_inverted,
     }
 
 

@@ -12,6 +12,7 @@ from jaxtyping import Float
 from PIL import Image
 from torch import Tensor
 
+from posterior_trees.adjust import Adjustment
 from posterior_trees.data.decode import read_header
 from posterior_trees.data.errors import DataError
 from posterior_trees.explore.content import Measure, describe_trees
@@ -38,17 +39,17 @@ def describe_start(
     files: Sequence[Path],
     *,
     degrade: bool = True,
-    invert: bool = False,
+    adjustment: Adjustment | None = None,
     rivals: Sequence[tuple[str, Path]] = (),
     measures: Mapping[str, Measure] | None = None,
     warn: Callable[[str], object] = warnings.warn,
 ) -> list[dict]:
     """Examples of the given files, or of sample digits where the model takes digits; `warn` hears
-    of files that were resized."""
+    of files that were resized or do not fit the model."""
     degrade = degrade and can_degrade(predictor)
     if files:
         names = [file.name for file in files]
-        answers = [_read(predictor, file, degrade, invert, warn) for file in files]
+        answers = [_read(predictor, file, degrade, adjustment, warn) for file in files]
     else:
         digits = sample_digits(SAMPLES) if _takes_digits(predictor) else ()
         names = [f"digit {i + 1}" for i in range(len(digits))]
@@ -105,7 +106,11 @@ def _takes_digits(predictor: Predictor) -> bool:
 
 
 def _read(
-    predictor: Predictor, file: Path, degrade: bool, invert: bool, warn: Callable[[str], object]
+    predictor: Predictor,
+    file: Path,
+    degrade: bool,
+    adjustment: Adjustment | None,
+    warn: Callable[[str], object],
 ) -> Answer:
     """The answer to a file of the user's own, whose size in bytes is the user's business."""
     try:
@@ -113,9 +118,13 @@ def _read(
     except OSError as error:
         raise DataError(f"cannot read {file} ({error.strerror or error}). Check the name") from None
     limits = Limits()
-    made = answer(predictor, content, str(file), degrade=degrade, invert=invert, limits=limits)
+    made = answer(
+        predictor, content, str(file), degrade=degrade, adjustment=adjustment, limits=limits
+    )
     if made.resized:
         warn(_explain_resize(predictor, content, str(file), limits))
+    if made.note:
+        warn(f"{file}: {made.note}")
     return made
 
 

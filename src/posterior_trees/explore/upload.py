@@ -6,7 +6,7 @@ to `Limits.side`, because a tree of $K^d$ such pictures has to travel to the pag
 
 A picture is either clean, then the model's own measurement degrades it here and it is kept as the
 truth, or it is a measurement already. An inpainting model also takes another hole than its own
-(`hole`).
+(`hole`). Which of its stored values are black and white is said as on the command line (`adjust`).
 """
 
 from collections.abc import Sequence
@@ -18,9 +18,9 @@ from jaxtyping import Float
 from PIL import Image
 from torch import Tensor, nn
 
-from posterior_trees.data.decode import FORMATS, UNREADABLE, decode, read_header
+from posterior_trees.adjust import Adjustment, describe_misfit
+from posterior_trees.data.decode import FORMATS, UNREADABLE, Stored, decode_raw, read_header
 from posterior_trees.data.errors import DataError
-from posterior_trees.data.imageset import to_float
 from posterior_trees.explore.hole import NOTE, read_hole, with_hole
 from posterior_trees.measure import (
     Colorize,
@@ -67,7 +67,7 @@ class Answer(NamedTuple):
     tree: Tree
     y: Float[Tensor, "1 _ _ _"]
     x: Float[Tensor, "1 _ _ _"] | None
-    note: str
+    note: str = ""
     resized: str = ""
 
 
@@ -77,19 +77,24 @@ def answer(
     name: str,
     *,
     degrade: bool = True,
-    invert: bool = False,
+    adjustment: Adjustment | None = None,
     hole: bytes | None = None,
     limits: Limits | None = None,
 ) -> Answer:
     """The tree of the picture in these bytes; `degrade` measures it first and keeps it as truth.
     `hole` is a picture of the pixels to hide, where they are not the model's own."""
-    pixels = read_bytes(predictor, content, name, limits or Limits())
-    pixels = 1 - pixels if invert else pixels
+    stored = read_bytes(predictor, content, name, limits or Limits())
+    adjustment = adjustment or Adjustment()
+    pixels = adjustment.apply(stored, name)
     if hole is None:
         made = predict_pixels(predictor, pixels, degrade=degrade)
     else:
         _check_pixels(hole, "the hole", limits or Limits())
         made = predict_with_hole(predictor, pixels, hole, degrade=degrade)
+    if not made.note:
+        note = describe_misfit(stored, adjustment, predictor,
+                               lambda other: measure(predictor, other, degrade))  # fmt: skip
+        made = made._replace(note=note)
     height, width, _ = read_header(BytesIO(content), name)
     return made._replace(resized=caption_resize((height, width), pixels.shape[-2:]))
 
@@ -99,18 +104,25 @@ def predict_pixels(
     predictor: Predictor, pixels: Float[Tensor, "1 _ _ _"], *, degrade: bool = True
 ) -> Answer:
     """The tree of a picture that is clean (`degrade`) or a measurement already."""
-    pixels = pixels.to(predictor.device)
     if degrade and not can_degrade(predictor):
         raise DataError(
             "this model was trained on pairs and cannot degrade a picture: give it the "
             "measurement itself, and leave `degrade` out"
         )
-    noise = torch.Generator().manual_seed(0)  # the same picture is always the same measurement
-    y = predictor.measure(pixels, noise) if degrade else predictor.measurement.observe(pixels)
+    y = measure(predictor, pixels, degrade)
     tree = predictor(y).to("cpu")
     is_truth = degrade and pixels.shape[1:] == tree.shape and not _lacks_colour(predictor, pixels)
     x = pixels.cpu() if is_truth else None
-    return Answer(tree, y.cpu(), x, describe_fit(predictor, y))
+    return Answer(tree, y.cpu(), x)
+
+
+def measure(
+    predictor: Predictor, pixels: Float[Tensor, "1 _ _ _"], degrade: bool
+) -> Float[Tensor, "1 _ _ _"]:
+    """What the model sees of a picture: the same of the same picture, noise or not."""
+    pixels = pixels.to(predictor.device)
+    noise = torch.Generator().manual_seed(0)
+    return predictor.measure(pixels, noise) if degrade else predictor.measurement.observe(pixels)
 
 
 def predict_with_hole(
@@ -126,10 +138,8 @@ def predict_with_hole(
     return made._replace(note=NOTE)
 
 
-def read_bytes(
-    predictor: Predictor, content: bytes, name: str, limits: Limits
-) -> Float[Tensor, "1 _ _ _"]:
-    """Decode a picture to what the model takes: its channels, the size of its mask, in [0, 1]."""
+def read_bytes(predictor: Predictor, content: bytes, name: str, limits: Limits) -> Stored:
+    """The values `(c, h, w)` of a picture, brought to the model's channels and its mask's size."""
     channels = 3 if isinstance(predictor.measurement, Colorize) else _channels(predictor)
     if channels not in (1, 3):
         raise DataError(f"this model takes {channels or 'any'} channels, a picture has 1 or 3")
@@ -137,8 +147,7 @@ def read_bytes(
         raise DataError(f"{name} is empty. Choose a picture file")
     _check_pixels(content, name, limits)
     size = fitted_size(predictor, content, name, limits)
-    stored = decode(BytesIO(content), name, channels, size)
-    return to_float(torch.from_numpy(stored.copy())).unsqueeze(0)
+    return decode_raw(BytesIO(content), name, channels, size)
 
 
 def fitted_size(predictor: Predictor, content: bytes, name: str, limits: Limits) -> tuple[int, ...]:
@@ -167,20 +176,6 @@ def _resizing(have: Sequence[int], want: Sequence[int]) -> str:
     zoom = min(h / w for h, w in zip(have, want, strict=True))
     is_cut = any(h / zoom - w >= 1 for h, w in zip(have, want, strict=True))  # less is rounding
     return "cut to its centre and resized" if is_cut else "resized"
-
-
-def describe_fit(predictor: Predictor, y: Float[Tensor, "1 _ _ _"]) -> str:
-    """Whether the mean brightness of a measurement is one that the model met in training (its 0.1 %
-    to 99.9 % quantiles, which a trained model carries); empty if so, or if nobody knows."""
-    low, high = predictor.about.get("input_brightness") or (-torch.inf, torch.inf)
-    mean = y.mean().item()
-    if low - 0.001 <= mean <= high + 0.001:
-        return ""
-    return (
-        f"This picture may not fit the model: its mean brightness as the model sees it is "
-        f"{mean:.2f}, in training it was {low:.2f} to {high:.2f}. "
-        "Exchanging black and white may help"
-    )
 
 
 DEGRADATIONS: tuple[tuple[type[Measurement], str], ...] = (

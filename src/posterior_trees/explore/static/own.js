@@ -11,12 +11,27 @@ let latest = 0;
 // What is sent: the picture, and after it the hole, where it is not the model's own.
 async function request(blob, title, { isSketch, hole }) {
   const query = new URLSearchParams({ name: title, degrade: Number(isSketch || $("degrade").checked),
-    invert: Number($("invert").checked && !isSketch), hole: hole?.size ?? 0 });
+    hole: hole?.size ?? 0, ...(isSketch ? {} : adjustment()) });
   const body = hole ? new Blob([blob, hole]) : blob;
   const response = await fetch(`api/predict?${query}`, { method: "POST", body });
   const answer = await response.json().catch(() => ({ error: `the server said ${response.status}` }));
+  if (`${answer.error}${answer.note}`.includes("--levels")) $("values").open = true;
   if (!response.ok) throw new Error(answer.error);
   return answer;
+}
+
+// What the reader says of a file's values; what is drawn here has ours.
+function adjustment() {
+  const levels = [$("black").value, $("white").value];
+  return { invert: Number($("invert").checked), gamma: $("gamma").value || 1,
+    levels: levels.some(Boolean) ? levels.map((value) => value || "?").join(",") : "" };
+}
+
+function proposeAdjustment() {
+  [$("black").value, $("white").value] = server.levels ?? ["", ""];
+  $("gamma").value = server.gamma;
+  $("invert").checked = server.invert;
+  $("values").open = Boolean(server.levels) || server.gamma !== 1;
 }
 
 // Ask for a tree; the newest picture wins, and what comes from the paper takes the place of what
@@ -102,6 +117,7 @@ if (server.paper) {
   onRender(renderPaper);
   if (data.examples.length) renderPaper();
 }
+proposeAdjustment();
 listenToFiles();
 if (!data.examples.length) $("own").show();
 document.body.classList.add("ready");

@@ -136,8 +136,11 @@ function archive() {
 
 // ---- buttons ----------------------------------------------------------------------------------
 
+// A picture's name without the ending of its file: x.png becomes x.svg, not x.png.svg.
+const stemOf = (name) => name.replace(/(?<=.)\.(bmp|gif|jpe?g|png|p[bgpn]m|tiff?|webp)$/i, "");
+
 export function download(content, extension, type) {
-  const stem = example().name.replaceAll(/[^\p{L}\p{N}._-]+/gu, "_").slice(0, 60) || "tree";
+  const stem = stemOf(example().name).replaceAll(/[^\p{L}\p{N}._-]+/gu, "_").slice(0, 60) || "tree";
   const side = treesOf().length > 1 ? `_${state.side + 1}` : "";
   const href = URL.createObjectURL(content instanceof Blob ? content : new Blob([content], { type }));
   const link = element("a", { href, download: `${stem}${side}${extension}` });

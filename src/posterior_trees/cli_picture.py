@@ -1,0 +1,11 @@
+"""Options of every command that reads a user's picture: which of its values are black and white."""
+
+import argparse
+
+
+def add_adjustment(parser: argparse.ArgumentParser) -> None:
+    """`--levels LO HI`, `--gamma` and `--invert`, applied in this order; see `adjust.py`."""
+    parser.add_argument("--levels", type=float, nargs=2, metavar=("LO", "HI"),
+                        help="stored values that become black and white")  # fmt: skip
+    parser.add_argument("--gamma", type=float, default=1.0, help="then raise to this power [1]")
+    parser.add_argument("--invert", action="store_true", help="then exchange black and white")
