@@ -7,10 +7,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import posterior_trees.calibrate as module
+import posterior_trees.training.calibrate as module
 from posterior_trees import load, store, wrap
 from posterior_trees.build import build_predictor
-from posterior_trees.calibrate import (
+from posterior_trees.data import ImageSet
+from posterior_trees.evaluate import score
+from posterior_trees.measure import Denoise
+from posterior_trees.networks import Leaves
+from posterior_trees.networks.mlp import TreeMLP
+from posterior_trees.predictor import TreePredictor
+from posterior_trees.train import fit
+from posterior_trees.training.calibrate import (
     Calibration,
     calibrate,
     calibrate_run,
@@ -19,14 +26,7 @@ from posterior_trees.calibrate import (
     solve,
     unchanged,
 )
-from posterior_trees.data import ImageSet
-from posterior_trees.evaluate import score
-from posterior_trees.measure import Denoise
-from posterior_trees.networks import Leaves
-from posterior_trees.networks.mlp import TreeMLP
-from posterior_trees.predictor import TreePredictor
-from posterior_trees.run import Run, RunError, read_log
-from posterior_trees.train import fit
+from posterior_trees.training.run import Run, RunError, read_log
 
 FAST = ("optimizer.lr=0.02", "optimizer.head_lr=0.02", "training.epochs=4")
 

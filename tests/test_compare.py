@@ -31,9 +31,9 @@ from posterior_trees.baselines.folder import SampleError, read_samples, write_sa
 from posterior_trees.baselines.nearest import nearest_distance
 from posterior_trees.build import build_predictor
 from posterior_trees.checkpoint import save_model
-from posterior_trees.cli_baselines import parse_options
-from posterior_trees.compare import best_psnr
-from posterior_trees.compare_table import accepted, per_depth, to_latex, to_markdown
+from posterior_trees.cli.baselines import parse_options
+from posterior_trees.compare.comparison import best_psnr
+from posterior_trees.compare.table import accepted, per_depth, to_latex, to_markdown
 from posterior_trees.metrics import nll, psnr
 from posterior_trees.predictor import TreePredictor
 from posterior_trees.recipe import parse_recipe
@@ -314,7 +314,7 @@ def test_trees_of_all_methods_are_drawn_side_by_side(compared) -> None:
 
 def test_a_finished_comparison_is_not_done_again(world, compared, monkeypatch) -> None:
     before = (compared / "table.json").read_text()
-    monkeypatch.setattr("posterior_trees.compare.hierarchical_kmeans", None)
+    monkeypatch.setattr("posterior_trees.compare.comparison.hierarchical_kmeans", None)
     compare(world, compared, "--method", f"theirs={world / 'theirs'}")
     rows = json.loads((compared / "table.json").read_text())["methods"]
     old = {row["name"]: row for row in json.loads(before)["methods"]}

@@ -13,10 +13,10 @@ from PIL import Image
 from posterior_trees import Tree, cli, grow
 from posterior_trees.build import build_predictor
 from posterior_trees.checkpoint import save_model
-from posterior_trees.count import count_nuclei, find_regions, otsu
-from posterior_trees.count_report import count_table, write_count
+from posterior_trees.pictures.count import count_nuclei, find_regions, otsu
+from posterior_trees.pictures.count_report import count_table, write_count
+from posterior_trees.pictures.tiles import Part, TiledTree
 from posterior_trees.recipe import parse_recipe
-from posterior_trees.tiles import Part, TiledTree
 
 A, B, C = (12, 10), (12, 40), (30, 25)
 PROBS = (0.5, 0.2, 0.2, 0.1)

@@ -32,7 +32,6 @@ from posterior_trees.baselines.weights import average_share
 from posterior_trees.checkpoint import ModelError
 from posterior_trees.measure import Colorize, Denoise, Downsample, Inpaint, Paired
 from posterior_trees.recipe import RecipeError
-from posterior_trees.run import RunError, read_log
 from posterior_trees.sampling import (
     Baseline,
     build_measurements,
@@ -40,6 +39,7 @@ from posterior_trees.sampling import (
     save_baseline,
 )
 from posterior_trees.train_baseline import fit_baseline
+from posterior_trees.training.run import RunError, read_log
 
 RECIPES = Path(__file__).parents[1] / "recipes" / "baselines"
 TINY = """

@@ -31,10 +31,9 @@ from posterior_trees import (
     TreePredictor,
     grow,
 )
-from posterior_trees.adjust import Adjustment
 from posterior_trees.checkpoint import save_model
 from posterior_trees.cli import main
-from posterior_trees.explore.cli import listen, load_measure, serve
+from posterior_trees.cli.explore import listen, load_measure, serve
 from posterior_trees.explore.export import SERVED
 from posterior_trees.explore.guard import allowed_hosts
 from posterior_trees.explore.server import make_app
@@ -42,6 +41,7 @@ from posterior_trees.explore.start import describe_start
 from posterior_trees.explore.upload import Limits, read_bytes
 from posterior_trees.explore.worker import FullError, Worker
 from posterior_trees.networks.head import Leaves
+from posterior_trees.pictures.adjust import Adjustment
 
 HOME = "http://127.0.0.1:8765"
 HOLE = Inpaint.box((0, 4), (0, 7), (8, 8))

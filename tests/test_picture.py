@@ -23,7 +23,7 @@ from posterior_trees import (
 from posterior_trees import predict as predict_module
 from posterior_trees.data import ImageSet
 from posterior_trees.explore.start import model_card
-from posterior_trees.picture import as_picture, brightness_range, read_picture
+from posterior_trees.pictures.picture import as_picture, brightness_range, read_picture
 from posterior_trees.predict import PictureError, predict_files
 
 HOLE = Inpaint.box((0, 11), (0, 19), (16, 20))

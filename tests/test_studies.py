@@ -22,7 +22,6 @@ from standins import make_standins
 from posterior_trees import Tree, cli, entropy, grow, store, tree_loss
 from posterior_trees.data import DataError, ImageSet
 from posterior_trees.recipe import RecipeError, write_recipe
-from posterior_trees.run import read_log
 from posterior_trees.studies import classifier, clustering, figures, looks
 from posterior_trees.studies.classifier import DigitReader
 from posterior_trees.studies.clustering import Posterior, align, cluster, measure
@@ -37,6 +36,7 @@ from posterior_trees.studies.rows import score_row
 from posterior_trees.studies.tables import COLUMNS, table
 from posterior_trees.studies.watch import load_snapshot, read_watch
 from posterior_trees.toys import GaussianMixture
+from posterior_trees.training.run import read_log
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results" / "studies"
@@ -226,7 +226,7 @@ def test_equal_starts_have_no_spread_and_a_leaf_on_the_rarest_mode_is_at_distanc
 
 
 def test_the_clustering_study_writes_numbers_table_and_figure(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr("posterior_trees.toy_figure.SIDE", 21)
+    monkeypatch.setattr("posterior_trees.studies.toy_figure.SIDE", 21)
     numbers = clustering.run(tmp_path, samples=300, seeds=3, points=4)
     assert json.loads((tmp_path / "numbers.json").read_text()) == numbers
     assert sum(group["points"] for group in numbers["by_modes"].values()) == 4

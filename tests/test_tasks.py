@@ -11,16 +11,23 @@ from standins import make_standins
 
 from posterior_trees import cli, grow, load, store
 from posterior_trees.build import build_measurement, build_predictor
-from posterior_trees.conscience import LIMIT, RATE, handicaps, note_taught, start_bias, strength_at
 from posterior_trees.data import grid_patches, load_evaluation, load_split
-from posterior_trees.feed import Feed
 from posterior_trees.loss import objective
 from posterior_trees.measure import Colorize, Inpaint, Paired
 from posterior_trees.recipe import Recipe, RecipeError, parse_recipe, read_recipe, write_recipe
-from posterior_trees.run import read_log
 from posterior_trees.study import plain_of, run_study
 from posterior_trees.tasks import TASKS
 from posterior_trees.train import fit
+from posterior_trees.training.conscience import (
+    LIMIT,
+    RATE,
+    handicaps,
+    note_taught,
+    start_bias,
+    strength_at,
+)
+from posterior_trees.training.feed import Feed
+from posterior_trees.training.run import read_log
 
 FOLDER = Path(__file__).parents[1] / "recipes"
 RECIPES = [file for file in sorted(FOLDER.glob("*.toml")) if file.stem in TASKS]

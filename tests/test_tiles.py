@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from posterior_trees import Downsample, Inpaint, Paired, Tree, TreePredictor, UNet, cli, grow
-from posterior_trees import tiles as tiles_module
 from posterior_trees.checkpoint import save_model
 from posterior_trees.networks import Leaves
+from posterior_trees.pictures import tiles as tiles_module
+from posterior_trees.pictures.tiles import assign, cut, needs_tiles, predict_tiled, ramp, renumber
 from posterior_trees.predict import predict_files
 from posterior_trees.recipe import parse_recipe
-from posterior_trees.tiles import assign, cut, needs_tiles, predict_tiled, ramp, renumber
 
 
 class Answers(nn.Module):

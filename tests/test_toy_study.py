@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from posterior_trees import Tree, grow, toy_figure, toy_study
+from posterior_trees import Tree, grow
 from posterior_trees.baselines.cluster import hierarchical_kmeans
 from posterior_trees.networks.mlp import TreeMLP
-from posterior_trees.toy_study import Exam, score
+from posterior_trees.studies import toy as toy_study
+from posterior_trees.studies import toy_figure
+from posterior_trees.studies.toy import Exam, score
 from posterior_trees.toys import GaussianMixture
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "posterior_tree_from_scratch.py"

@@ -27,18 +27,18 @@ from posterior_trees import LeafBalancer, Tree, cli, load, store
 from posterior_trees.build import build_predictor
 from posterior_trees.checkpoint import ModelError
 from posterior_trees.data import DataError, ImageSet
-from posterior_trees.devices import make_fabric
-from posterior_trees.health import Health, perplexity, warn_of_deafness
 from posterior_trees.loss import Objective, epsilon_at, probability_loss, tree_loss
 from posterior_trees.measure import Inpaint
-from posterior_trees.optimize import Schedule, load_slots, make_optimizer
 from posterior_trees.predictor import TreePredictor
 from posterior_trees.progress import Progress, track
 from posterior_trees.recipe import read_recipe
 from posterior_trees.recipe_sections import OptimizerSpec
-from posterior_trees.run import Run, RunError, read_log
 from posterior_trees.seeding import seed_device
 from posterior_trees.train import Trainer, fit
+from posterior_trees.training.devices import make_fabric
+from posterior_trees.training.health import Health, perplexity, warn_of_deafness
+from posterior_trees.training.optimize import Schedule, load_slots, make_optimizer
+from posterior_trees.training.run import Run, RunError, read_log
 
 FAST = ("optimizer.lr=0.02", "optimizer.head_lr=0.02")
 EVERYTHING = (
@@ -261,7 +261,7 @@ def test_the_head_and_the_network_have_their_own_learning_rates(tmp_path, recipe
 
 def read_rates_from_tensors(monkeypatch) -> None:
     """Optimisers as on CUDA, where a recorded step reads its rates from the device."""
-    import posterior_trees.learn as module
+    import posterior_trees.training.learn as module
 
     def on_device(*arguments):
         optimizer = make_optimizer(*arguments)
@@ -915,7 +915,7 @@ def test_precision_follows_the_device_unless_the_recipe_says_it(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: has_bfloat16)
     made = Mock(return_value=Mock(Fabric))
-    monkeypatch.setattr("posterior_trees.devices.Fabric", made)
+    monkeypatch.setattr("posterior_trees.training.devices.Fabric", made)
     make_fabric(recipe(f"training.precision={precision}"), accelerator)
     assert made.call_args.kwargs["precision"] == expected
 
@@ -930,7 +930,7 @@ def fabric_with_scaler(**options: Any) -> Fabric:
 
 def test_the_gradient_scaler_goes_on_where_it_was(tmp_path, recipe, images, monkeypatch):
     """Nine steps double the scale four times, also of a run that is stopped between two growths."""
-    monkeypatch.setattr("posterior_trees.devices.Fabric", fabric_with_scaler)
+    monkeypatch.setattr("posterior_trees.training.devices.Fabric", fabric_with_scaler)
     chosen = recipe("training.save_seconds=0", "optimizer.clip=1.0")
     train(chosen, tmp_path / "whole", images)
     for last in (0, 4):
@@ -954,7 +954,7 @@ def test_a_state_without_a_gradient_scaler_starts_a_fresh_one(
     tensors, facts = store.read(state)
     assert facts["state"].pop("precision") == {}
     store.write(state, tensors, facts)
-    monkeypatch.setattr("posterior_trees.devices.Fabric", fabric_with_scaler)
+    monkeypatch.setattr("posterior_trees.training.devices.Fabric", fabric_with_scaler)
     train(chosen, tmp_path, images)
     assert store.read_facts(state)["state"]["precision"]["scale"] == 4.0 * 2**2
 

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from posterior_trees import load
 from posterior_trees.checkpoint import load_recipe
-from posterior_trees.count import Count, Regions, count_nuclei, find_regions
 from posterior_trees.data import load_split
-from posterior_trees.tiles import TiledTree, predict_tiled
+from posterior_trees.pictures.count import Count, Regions, count_nuclei, find_regions
+from posterior_trees.pictures.tiles import TiledTree, predict_tiled
 
 
 def per_tile(image: Tensor, count: Count, tree: TiledTree) -> Tensor:

@@ -73,8 +73,8 @@ def objective(
     """Both losses in one pass over the nodes.
 
     With `handicaps` (a factor for the nodes of each level) the squared errors follow the path of
-    the smallest error times handicap; see `conscience.py`. With a `rate` they follow the path of
-    the smallest `costs`, `usual` being theirs. All else follows the path as it is.
+    the smallest error times handicap; see `training/conscience.py`. With a `rate` they follow the
+    path of the smallest `costs`, `usual` being theirs. All else follows the path as it is.
     """
     errors = tree.errors(x)
     winners = taught = tree.winners(errors)

@@ -6,7 +6,7 @@ out/<stem>/node_<path>.png   every node: `root`, `0`, `0.1`, … by child number
 out/<stem>/tree.safetensors  the tree itself, unclipped (`Tree.load`)
 out/<stem>/tree.json         `{"schema": 1, "picture", "model", "branching", "size", "nodes":
                              [{"path": [0, 1], "probability", "image": "node_0.1.png"}…]}`
-out/<stem>/count*            with `--count`: the nuclei in the leaves, see `count.py`
+out/<stem>/count*            with `--count`: the nuclei in the leaves, see `pictures/count.py`
 """
 
 import json
@@ -25,16 +25,16 @@ from safetensors import SafetensorError
 from torch import Tensor
 from torch.nn import functional as F
 
-from posterior_trees.adjust import Adjustment, describe_misfit
 from posterior_trees.data.decode import read_header
 from posterior_trees.explore import page
 from posterior_trees.explore.start import model_card
 from posterior_trees.explore.upload import describe_resize
 from posterior_trees.figure import save_figure
-from posterior_trees.picture import read_stored
+from posterior_trees.pictures.adjust import Adjustment, describe_misfit
+from posterior_trees.pictures.picture import read_stored
+from posterior_trees.pictures.tiles import OVERLAP, TILE, needs_tiles, predict_tiled
 from posterior_trees.predictor import TreePredictor
 from posterior_trees.store import write_bytes
-from posterior_trees.tiles import OVERLAP, TILE, needs_tiles, predict_tiled
 from posterior_trees.tree import Tree
 
 SCHEMA = 1
@@ -75,8 +75,8 @@ def predict_files(
     at the end names them all. `levels` and `gamma` are those of `read_picture`, and
     `also(tree, folder)` may write more files into a folder. A picture larger than `tile` pixels
     along a side, or than `tiles.WHOLE` pixels if none is given, is predicted in overlapping tiles
-    (`tiles.py`); `tile=0` never does that. `watch` wraps the loop over files, or over the tiles of
-    a single file.
+    (`pictures/tiles.py`); `tile=0` never does that. `watch` wraps the loop over files, or over the
+    tiles of a single file.
     """
     adjustment = Adjustment.of(levels, gamma, invert)
     is_new = not Path(out).exists()

@@ -114,11 +114,11 @@ class TreePredictor(nn.Module):
 
         Where the model's measurement can be made from any picture (a hole, a lost colour) it is
         made here; else the picture is taken as the measurement itself. A picture
-        larger than `tile` along a side is predicted in tiles of that size (`tiles.py`); without
+        larger than `tile` along a side is predicted in tiles of that size (`pictures/`); without
         one a huge picture is, with 0 none.
         """
-        from posterior_trees.picture import as_picture
-        from posterior_trees.tiles import OVERLAP, TILE, needs_tiles, predict_tiled
+        from posterior_trees.pictures.picture import as_picture
+        from posterior_trees.pictures.tiles import OVERLAP, TILE, needs_tiles, predict_tiled
 
         y = self.measurement.observe(as_picture(picture, self).to(self.device))
         if needs_tiles(self, y.shape[-2:], tile):

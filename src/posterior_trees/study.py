@@ -33,8 +33,8 @@ from posterior_trees.evaluate import report, score, seconds_per_image
 from posterior_trees.examples import save_examples
 from posterior_trees.metrics import summarize
 from posterior_trees.recipe import Recipe, read_recipe
-from posterior_trees.run import read_log
 from posterior_trees.train import fit
+from posterior_trees.training.run import read_log
 
 SHOWN = 6
 PLAIN = "_plain"

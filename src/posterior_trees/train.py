@@ -1,8 +1,8 @@
 """Training: one loop for a laptop, several GPUs or several machines, resumable at any moment.
 
-A step draws a batch (`feed.py`), learns from it and takes note of it (`learn.py`, `health.py`).
-Everything random in step `s` follows from `(seed, s)`. So a run that was killed and started again
-computes what it would have computed: on the CPU bit for bit.
+A step draws a batch (`training/feed.py`), learns from it (`training/learn.py`) and takes note of it
+(`training/health.py`). Everything random in step `s` follows from `(seed, s)`. So a run that was
+killed and started again computes what it would have computed: on the CPU bit for bit.
 """
 
 import math
@@ -15,19 +15,19 @@ import torch
 from lightning_fabric import Fabric
 
 from posterior_trees.build import build_predictor
-from posterior_trees.calibrate import calibrate_run, find_layer
 from posterior_trees.checkpoint import provenance, save_model, start_from
 from posterior_trees.data import ImageSet, grid_patches, load_split
-from posterior_trees.devices import make_fabric
 from posterior_trees.evaluate import validate
-from posterior_trees.feed import Feed
-from posterior_trees.health import Health, warn_of_deafness
-from posterior_trees.learn import Learner
-from posterior_trees.picture import brightness_range
+from posterior_trees.pictures.picture import brightness_range
 from posterior_trees.predictor import TreePredictor
 from posterior_trees.recipe import Recipe
-from posterior_trees.run import Run, RunError
 from posterior_trees.seeding import seed_device
+from posterior_trees.training.calibrate import calibrate_run, find_layer
+from posterior_trees.training.devices import make_fabric
+from posterior_trees.training.feed import Feed
+from posterior_trees.training.health import Health, warn_of_deafness
+from posterior_trees.training.learn import Learner
+from posterior_trees.training.run import Run, RunError
 
 CHECK_EVERY = 50
 """Steps between looks at the loss: each look waits for the GPU."""
@@ -54,7 +54,7 @@ def fit(
     line and `watch(steps, first, total)` may wrap the steps in a progress bar, or end them early.
     Returns the predictor with its last weights, averaged if the recipe says so; `best.safetensors`
     holds the best ones. With `training.calibrate` that file's probabilities are calibrated at the
-    end of the run (`calibrate.py`); the predictor returned is as trained.
+    end of the run (`training/calibrate.py`); the predictor returned is as trained.
     """
     torch.manual_seed(recipe.seed)
     predictor = predictor or build_predictor(recipe)

@@ -24,11 +24,11 @@ from posterior_trees.capture import Capture
 from posterior_trees.checkpoint import best_device, provenance
 from posterior_trees.data import ImageSet, load_split
 from posterior_trees.data.augment import augment
-from posterior_trees.optimize import Average, Schedule, load_slots
 from posterior_trees.recipe import Recipe
-from posterior_trees.run import Run, RunError
 from posterior_trees.sampling import Baseline, make_learner, save_baseline
 from posterior_trees.seeding import seed_device
+from posterior_trees.training.optimize import Average, Schedule, load_slots
+from posterior_trees.training.run import Run, RunError
 
 VALIDATION_IMAGES = 512
 

@@ -21,7 +21,7 @@ import torch
 from PIL import Image
 
 from posterior_trees import Inpaint, Tree, TreePredictor, grow
-from posterior_trees.explore.cli import listen
+from posterior_trees.cli.explore import listen
 from posterior_trees.networks.head import Leaves
 
 PROBS = [0.40, 0.23, 0.30, 0.07]

@@ -12,9 +12,9 @@ from browsing import make_leaves, make_predictor, make_tree, picture_of, press, 
 from PIL import Image
 
 from posterior_trees import Colorize, Inpaint, TreePredictor, UNet
-from posterior_trees.adjust import Adjustment
 from posterior_trees.explore import describe_trees
 from posterior_trees.explore.server import make_app
+from posterior_trees.pictures.adjust import Adjustment
 
 
 def test_an_own_picture_gets_its_tree(

@@ -35,10 +35,10 @@ from posterior_trees.baselines.reverse import denoising, unconditional
 from posterior_trees.baselines.spec import BaselineSpec
 from posterior_trees.baselines.weights import average_share, set_rate
 from posterior_trees.measure import Denoise, Inpaint
-from posterior_trees.optimize import Average, Schedule
 from posterior_trees.recipe import Recipe
 from posterior_trees.recipe_sections import MeasurementSpec, OptimizerSpec, TrainingSpec
 from posterior_trees.toys import GaussianMixture, MixtureDenoiser
+from posterior_trees.training.optimize import Average, Schedule
 
 LEVELS = (10, 100, 300, 600, 900)
 SIGMAS = (0.4, 0.7)

@@ -12,8 +12,8 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-from posterior_trees.optimize import Schedule
 from posterior_trees.recipe_sections import OptimizerSpec
+from posterior_trees.training.optimize import Schedule
 
 HALF_LIFE_IMAGES, HALF_LIFE_SHARE = 500_000, 0.05
 

@@ -18,11 +18,11 @@ from posterior_trees.bench.report import Report, conditions, megabytes
 from posterior_trees.bench.subject import size_of
 from posterior_trees.build import build_predictor
 from posterior_trees.data import ImageSet
-from posterior_trees.devices import make_fabric
 from posterior_trees.measure import Paired
 from posterior_trees.recipe import Recipe
-from posterior_trees.run import Run
 from posterior_trees.train import Trainer
+from posterior_trees.training.devices import make_fabric
+from posterior_trees.training.run import Run
 
 WARM_UP = {"cuda": 12}
 """Steps before the clock starts: a captured step records itself after a few plain ones."""

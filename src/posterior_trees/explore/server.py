@@ -18,7 +18,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
-from posterior_trees.adjust import Adjustment
 from posterior_trees.explore.content import Measure, describe_trees
 from posterior_trees.explore.export import (
     SERVED,
@@ -31,6 +30,7 @@ from posterior_trees.explore.guard import Guard, RefusedError, allowed_hosts, re
 from posterior_trees.explore.hole import describe_paper
 from posterior_trees.explore.upload import Limits, Predictor, answer, degradation_of, mask_size
 from posterior_trees.explore.worker import FullError, Worker
+from posterior_trees.pictures.adjust import Adjustment
 
 if TYPE_CHECKING:
     from fastapi import FastAPI

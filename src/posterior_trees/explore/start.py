@@ -12,7 +12,6 @@ from jaxtyping import Float
 from PIL import Image
 from torch import Tensor
 
-from posterior_trees.adjust import Adjustment
 from posterior_trees.data.decode import read_header
 from posterior_trees.data.errors import DataError
 from posterior_trees.explore.content import Measure, describe_trees
@@ -27,6 +26,7 @@ from posterior_trees.explore.upload import (
     mask_size,
     predict_pixels,
 )
+from posterior_trees.pictures.adjust import Adjustment
 from posterior_trees.tree import Tree
 
 DIGIT = (28, 28)

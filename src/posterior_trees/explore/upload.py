@@ -18,7 +18,6 @@ from jaxtyping import Float
 from PIL import Image
 from torch import Tensor, nn
 
-from posterior_trees.adjust import Adjustment, describe_misfit
 from posterior_trees.data.decode import FORMATS, UNREADABLE, Stored, decode_raw, read_header
 from posterior_trees.data.errors import DataError
 from posterior_trees.explore.hole import NOTE, read_hole, with_hole
@@ -30,6 +29,7 @@ from posterior_trees.measure import (
     Measurement,
     Paired,
 )
+from posterior_trees.pictures.adjust import Adjustment, describe_misfit
 from posterior_trees.tree import Tree
 
 

@@ -33,7 +33,7 @@ from torch import Tensor
 
 from posterior_trees import store
 from posterior_trees.baselines.cluster import hierarchical_kmeans
-from posterior_trees.toy_figure import POINT
+from posterior_trees.studies.toy_figure import POINT
 from posterior_trees.toys import GaussianMixture
 from posterior_trees.tree import Tree
 

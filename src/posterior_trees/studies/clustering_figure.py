@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from posterior_trees.studies.clustering import assign
-from posterior_trees.toy_figure import (
+from posterior_trees.studies.toy_figure import (
     INK,
     NODES,
     POINT,

@@ -1,6 +1,6 @@
 """Train and judge the runs of a study: separate processes, side by side, resumable.
 
-RUNS/<study>/<run>/            the run's folder (run.py), with `leaves.jsonl` (watch.py)
+RUNS/<study>/<run>/            the run's folder (training/run.py), with `leaves.jsonl` (watch.py)
 RUNS/<study>/<run>.txt         what its process printed
 RUNS/<study>/judged/<run>/     exported weights, scores of the test images (study.py), `row.json`
 
@@ -25,11 +25,11 @@ from posterior_trees import store
 from posterior_trees.build import build_predictor
 from posterior_trees.data import load_evaluation
 from posterior_trees.recipe import write_recipe
-from posterior_trees.run import read_log
 from posterior_trees.studies.plan import Job, Plan
 from posterior_trees.studies.watch import LeafWatch, snapshot_file
 from posterior_trees.study import judge
 from posterior_trees.train import fit
+from posterior_trees.training.run import read_log
 
 RESERVE_SECONDS = 15.0
 """Kept for judging a run, out of the time that is given."""

@@ -2,11 +2,11 @@
 
 from collections.abc import Callable
 
-from posterior_trees.run import read_log
 from posterior_trees.studies import figures
 from posterior_trees.studies.findings import Findings
 from posterior_trees.studies.rows import REACHED, has_diverged
 from posterior_trees.studies.watch import read_watch
+from posterior_trees.training.run import read_log
 
 
 def epsilon_panels(found: Findings) -> list[figures.Panel]:

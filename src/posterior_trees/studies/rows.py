@@ -14,12 +14,12 @@ from torch import Tensor
 from posterior_trees.checkpoint import load
 from posterior_trees.data import ImageSet
 from posterior_trees.evaluate import seconds_per_image
-from posterior_trees.health import perplexity
-from posterior_trees.run import read_log
 from posterior_trees.studies.classifier import DigitReader
 from posterior_trees.studies.examine import examine
 from posterior_trees.studies.execute import Place
 from posterior_trees.studies.plan import Job
+from posterior_trees.training.health import perplexity
+from posterior_trees.training.run import read_log
 
 REACHED = 0.01
 MEANS = (

@@ -20,7 +20,7 @@ from posterior_trees.data import ImageSet
 from posterior_trees.examples import evenly_spaced, predict_examples
 from posterior_trees.measure import Inpaint, measure_each
 from posterior_trees.predictor import TreePredictor
-from posterior_trees.run import read_log
+from posterior_trees.training.run import read_log
 from posterior_trees.tree import Tree
 
 IMAGES, BATCH, SHOWN = 1000, 250, 2

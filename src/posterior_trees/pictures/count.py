@@ -35,7 +35,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from posterior_trees.label import label, sizes
-from posterior_trees.tiles import Part, TiledTree
+from posterior_trees.pictures.tiles import Part, TiledTree
 from posterior_trees.tree import Tree
 
 SMALLEST = 25

@@ -40,7 +40,7 @@ from posterior_trees.evaluate import score
 from posterior_trees.measure import measure_each
 from posterior_trees.predictor import TreePredictor
 from posterior_trees.recipe import Recipe
-from posterior_trees.run import Run, RunError, read_log
+from posterior_trees.training.run import Run, RunError, read_log
 
 FOLDS = 5
 SPREADS = (0.0, 0.1, 0.3, 1.0)

@@ -11,7 +11,7 @@ from posterior_trees.data import ImageSet
 from posterior_trees.data.augment import augment
 from posterior_trees.predictor import TreePredictor
 from posterior_trees.recipe import Recipe
-from posterior_trees.run import RunError
+from posterior_trees.training.run import RunError
 
 
 class Feed:

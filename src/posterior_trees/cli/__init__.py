@@ -102,12 +102,12 @@ def make_parser() -> argparse.ArgumentParser:
     data.add_argument("--edges", metavar="NAME", help="keep edge maps beside a set: shoes128")
     data.set_defaults(run=run_data)
 
-    from posterior_trees.cli_baselines import add_baseline
-    from posterior_trees.cli_bench import add_bench
-    from posterior_trees.cli_compare import add_compare
-    from posterior_trees.cli_use import add_export, add_predict
-    from posterior_trees.explore.cli import add_explore
-    from posterior_trees.studies.cli import add_reproduce
+    from posterior_trees.cli.baselines import add_baseline
+    from posterior_trees.cli.bench import add_bench
+    from posterior_trees.cli.compare import add_compare
+    from posterior_trees.cli.explore import add_explore
+    from posterior_trees.cli.studies import add_reproduce
+    from posterior_trees.cli.use import add_export, add_predict
 
     add_predict(commands)
     add_export(commands)
@@ -227,7 +227,7 @@ def run_figure(arguments: argparse.Namespace) -> None:
 
 
 def run_toy(arguments: argparse.Namespace) -> None:
-    from posterior_trees.toy_study import run
+    from posterior_trees.studies.toy import run
 
     run(arguments.out, probability=arguments.probability, seeds=arguments.seeds)
 

@@ -10,7 +10,7 @@ import webbrowser
 from pathlib import Path
 from typing import Any
 
-from posterior_trees.cli_picture import add_adjustment
+from posterior_trees.cli.picture import add_adjustment
 
 PORT = 8765
 
@@ -40,8 +40,8 @@ def add_explore(commands: Any) -> None:
 
 def run_explore(arguments: argparse.Namespace) -> None:
     from posterior_trees import load
-    from posterior_trees.adjust import Adjustment
     from posterior_trees.explore.start import describe_start, model_card, title_of
+    from posterior_trees.pictures.adjust import Adjustment
 
     adjustment = Adjustment.of(arguments.levels, arguments.gamma, arguments.invert)
     predictor = load(arguments.model)

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from posterior_trees.cli_checks import add_checks, shorten
+from posterior_trees.cli.checks import add_checks, shorten
 
 
 def add_baseline(commands: Any) -> None:

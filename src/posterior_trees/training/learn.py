@@ -15,15 +15,15 @@ from torch import Tensor, nn
 
 from posterior_trees.capture import Capture
 from posterior_trees.compiling import compiled
-from posterior_trees.conscience import handicaps, note_taught, start_bias, strength_at
-from posterior_trees.devices import gather_leaves, sum_over_processes
-from posterior_trees.health import Health
 from posterior_trees.loss import Objective, epsilon_at, objective
 from posterior_trees.networks.head import Leaves
 from posterior_trees.networks.norm import has_kernels
-from posterior_trees.optimize import Average, Schedule, load_slots, make_optimizer
 from posterior_trees.predictor import TreePredictor
 from posterior_trees.recipe import Recipe
+from posterior_trees.training.conscience import handicaps, note_taught, start_bias, strength_at
+from posterior_trees.training.devices import gather_leaves, sum_over_processes
+from posterior_trees.training.health import Health
+from posterior_trees.training.optimize import Average, Schedule, load_slots, make_optimizer
 
 
 class Learner:

@@ -4,7 +4,7 @@ import argparse
 
 
 def add_adjustment(parser: argparse.ArgumentParser) -> None:
-    """`--levels LO HI`, `--gamma` and `--invert`, applied in this order; see `adjust.py`."""
+    """`--levels LO HI`, `--gamma` and `--invert`, in this order; see `pictures/adjust.py`."""
     parser.add_argument("--levels", type=float, nargs=2, metavar=("LO", "HI"),
                         help="stored values that become black and white")  # fmt: skip
     parser.add_argument("--gamma", type=float, default=1.0, help="then raise to this power [1]")

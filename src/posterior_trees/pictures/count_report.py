@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from PIL import Image, ImageDraw
 
-from posterior_trees.count import Count, Leaf, Nucleus
+from posterior_trees.pictures.count import Count, Leaf, Nucleus
 from posterior_trees.tree import Tree
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from posterior_trees.cli_picture import add_adjustment
+from posterior_trees.cli.picture import add_adjustment
 
 if TYPE_CHECKING:
     from posterior_trees.tree import Tree
@@ -77,8 +77,8 @@ def nucleus_counter(arguments: argparse.Namespace):
         if arguments.threshold is not None:
             raise ValueError("--threshold is for counting: add --count")
         return None
-    from posterior_trees.count import count_nuclei
-    from posterior_trees.count_report import write_count
+    from posterior_trees.pictures.count import count_nuclei
+    from posterior_trees.pictures.count_report import write_count
     from posterior_trees.progress import track
 
     watch = track("counting nuclei") if len(arguments.images) == 1 else iter
@@ -92,7 +92,7 @@ def nucleus_counter(arguments: argparse.Namespace):
 def print_counts(written: list[Path]) -> None:
     from rich.console import Console
 
-    from posterior_trees.count_report import count_table
+    from posterior_trees.pictures.count_report import count_table
 
     for folder in written:
         if (folder / "count.json").is_file():

@@ -18,12 +18,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from posterior_trees.adjust import SLACK, Adjustment
 from posterior_trees.data import DataError, ImageSet
 from posterior_trees.data.decode import Stored, decode_raw
 from posterior_trees.data.imageset import to_float
 from posterior_trees.examples import evenly_spaced
 from posterior_trees.measure import Colorize, Denoise, Inpaint, Measurement, measure_each
+from posterior_trees.pictures.adjust import SLACK, Adjustment
 from posterior_trees.predictor import TreePredictor
 
 LUMA = (0.299, 0.587, 0.114)
@@ -184,5 +184,5 @@ def _check_size(pixels: Tensor | np.ndarray, predictor: TreePredictor, what: str
             f"{what} is {have} (height×width), the model's mask is {want}: resize it to {want}, "
             "or let `ptrees predict --resize` do it (in Python: "
             "`predictor.predict(read_picture(file, predictor, resize=True))`, from "
-            "posterior_trees.picture)"
+            "posterior_trees.pictures.picture)"
         )

@@ -68,7 +68,7 @@ def run(
     progress: bool = True,
 ) -> dict:
     """Train, measure, print, and write `metrics.json`, `toy.png` and `toy_more.png` to `out`."""
-    from posterior_trees import toy_figure
+    from posterior_trees.studies import toy_figure
 
     _check(sigma, steps, seeds, probability)
     out.mkdir(parents=True, exist_ok=True)

@@ -1,6 +1,6 @@
 """The command `ptrees compare`: trees of a model and of samplers on the same images.
 
-What is compared and how the tables come about is in `compare.py`; heavy imports inside.
+What is compared and how the tables come about is in `compare/comparison.py`; heavy imports inside.
 """
 
 import argparse
@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from posterior_trees.cli_baselines import parse_options
+from posterior_trees.cli.baselines import parse_options
 
 
 def add_compare(commands: Any) -> None:
@@ -41,8 +41,8 @@ def add_compare(commands: Any) -> None:
 
 
 def run_compare(arguments: argparse.Namespace) -> None:
-    from posterior_trees.compare_report import write_report
-    from posterior_trees.compare_table import accepted
+    from posterior_trees.compare.report import write_report
+    from posterior_trees.compare.table import accepted
     from posterior_trees.progress import track
 
     deadline = time.monotonic() + 60 * arguments.minutes
@@ -62,7 +62,7 @@ def run_compare(arguments: argparse.Namespace) -> None:
 def set_up(arguments: argparse.Namespace) -> tuple[Any, list[Any], str, dict[str, Any]]:
     """A comparison, its methods, its title and the network that roots are held against."""
     from posterior_trees.checkpoint import load, load_recipe
-    from posterior_trees.compare import Comparison, choose_inputs, root_psnr, tree_method
+    from posterior_trees.compare.comparison import Comparison, choose_inputs, root_psnr, tree_method
     from posterior_trees.data import load_evaluation, load_split
 
     recipe = load_recipe(arguments.model)
@@ -93,7 +93,7 @@ def set_up(arguments: argparse.Namespace) -> tuple[Any, list[Any], str, dict[str
 
 def make_method(text: str, arguments: argparse.Namespace, predictor: Any, recipe: Any) -> Any:
     """A method from `NAME=RUN[:SAMPLER[:OPTIONS]]` or `NAME=FOLDER`."""
-    from posterior_trees.compare import folder_method, sampler_method
+    from posterior_trees.compare.comparison import folder_method, sampler_method
 
     name, equals, rest = text.partition("=")
     if not (name and equals and rest):
