@@ -314,7 +314,7 @@ def test_trees_of_all_methods_are_drawn_side_by_side(compared) -> None:
 
 def test_a_finished_comparison_is_not_done_again(world, compared, monkeypatch) -> None:
     before = (compared / "table.json").read_text()
-    monkeypatch.setattr("posterior_trees.compare.comparison.hierarchical_kmeans", None)
+    monkeypatch.setattr("posterior_trees.compare.methods.hierarchical_kmeans", None)
     compare(world, compared, "--method", f"theirs={world / 'theirs'}")
     rows = json.loads((compared / "table.json").read_text())["methods"]
     old = {row["name"]: row for row in json.loads(before)["methods"]}

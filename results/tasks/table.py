@@ -20,8 +20,8 @@ TASKS = (
 )
 EYES = {
     "tries/faces_eyes_shallow": "four halvings",
-    "tries/faces_eyes_deeper": "six halvings, as below",
-    "tries/faces_eyes_rate_0.01": "dropout, as below; rate 0.01",
+    "tries/faces_eyes_deeper": "six halvings from here on",
+    "tries/faces_eyes_rate_0.01": "dropout from here on; rate 0.01",
     "tries/faces_eyes_relative": "rate 0.1, relative; conscience 0.3",
     "tries/faces_eyes_16_epochs": "rate 0.02",
     "tries/faces_eyes_16_epochs_conscience": "rate 0.04, conscience 0.3",

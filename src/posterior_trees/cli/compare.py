@@ -1,6 +1,6 @@
 """The command `ptrees compare`: trees of a model and of samplers on the same images.
 
-What is compared and how the tables come about is in `compare/comparison.py`; heavy imports inside.
+What is compared, and how the tables come about, is in `compare/`; heavy imports inside.
 """
 
 import argparse
@@ -62,7 +62,8 @@ def run_compare(arguments: argparse.Namespace) -> None:
 def set_up(arguments: argparse.Namespace) -> tuple[Any, list[Any], str, dict[str, Any]]:
     """A comparison, its methods, its title and the network that roots are held against."""
     from posterior_trees.checkpoint import load, load_recipe
-    from posterior_trees.compare.comparison import Comparison, choose_inputs, root_psnr, tree_method
+    from posterior_trees.compare.comparison import Comparison, root_psnr
+    from posterior_trees.compare.methods import choose_inputs, tree_method
     from posterior_trees.data import load_evaluation, load_split
 
     recipe = load_recipe(arguments.model)
@@ -93,7 +94,7 @@ def set_up(arguments: argparse.Namespace) -> tuple[Any, list[Any], str, dict[str
 
 def make_method(text: str, arguments: argparse.Namespace, predictor: Any, recipe: Any) -> Any:
     """A method from `NAME=RUN[:SAMPLER[:OPTIONS]]` or `NAME=FOLDER`."""
-    from posterior_trees.compare.comparison import folder_method, sampler_method
+    from posterior_trees.compare.methods import folder_method, sampler_method
 
     name, equals, rest = text.partition("=")
     if not (name and equals and rest):

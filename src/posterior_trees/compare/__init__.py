@@ -1,1 +1,1 @@
-"""Trees of several methods for the same inputs, scored alike: scores, tables, report."""
+"""Trees of several methods for the same inputs, scored alike: methods, scores, tables."""

@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from posterior_trees.compare.comparison import Comparison, Method
+from posterior_trees.compare.comparison import Comparison
+from posterior_trees.compare.methods import Method
 from posterior_trees.compare.table import make_row, make_table, to_latex, to_markdown
 from posterior_trees.figure import save_figure
 from posterior_trees.store import write_bytes

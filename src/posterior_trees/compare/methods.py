@@ -1,0 +1,131 @@
+"""What is compared: methods that turn measurements into trees, and the images they all get.
+
+Our network does so in one evaluation, a sampler by clustering its samples, and so can a folder of
+anybody's samples.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from posterior_trees.baselines.cluster import hierarchical_kmeans
+from posterior_trees.baselines.folder import read_samples
+from posterior_trees.data import ImageSet
+from posterior_trees.measure import Inpaint, Measurement, measure_each
+from posterior_trees.predictor import TreePredictor
+from posterior_trees.sampling import Baseline
+from posterior_trees.tree import Tree
+
+
+class Inputs(NamedTuple):
+    """The test images of a comparison, the same for every method."""
+
+    indices: Tensor  # numbers in the split
+    names: list[str]
+    x: Tensor
+    y: Tensor
+    measurement: Measurement
+
+    @property
+    def hole(self) -> Tensor | None:
+        """The hidden pixels, if the measurement hides some."""
+        return self.measurement.hole if isinstance(self.measurement, Inpaint) else None
+
+
+class Answer(NamedTuple):
+    """What a method says about a group of images; `evaluations` are those of one image's tree."""
+
+    tree: Tree
+    samples: Tensor | None
+    evaluations: int | None
+
+
+@dataclass(frozen=True)
+class Method:
+    """A name, what makes the trees of `inputs[part]`, and the settings that decide about them."""
+
+    name: str
+    answer: Callable[[Inputs, slice], Answer]
+    settings: dict[str, Any] = field(default_factory=dict)
+    is_timed: bool = True
+
+
+def choose_inputs(predictor: TreePredictor, images: ImageSet, count: int, seed: int = 0) -> Inputs:
+    """A seeded list of test images and their measurements, on the predictor's device."""
+    if not 1 <= count <= len(images):
+        raise ValueError(f"--images is {count}; the split has 1 to {len(images)}")
+    generator = torch.Generator().manual_seed(seed)
+    indices = torch.randperm(len(images), generator=generator)[:count].sort().values
+    x, y = images.batch(indices)
+    x = x.to(predictor.device)
+    y = measure_each(predictor.measurement, x, indices, seed) if y is None else y
+    names = [images.names[i] for i in indices.tolist()]
+    return Inputs(indices, names, x, y.to(predictor.device), predictor.measurement)
+
+
+def tree_method(name: str, predictor: TreePredictor, settings: dict[str, Any]) -> Method:
+    """Our way: one evaluation, no samples."""
+
+    def answer(inputs: Inputs, part: slice) -> Answer:
+        return Answer(predictor(inputs.y[part]), None, 1)
+
+    return Method(name, answer, {"kind": "tree", **settings})
+
+
+def sampler_method(
+    name: str,
+    baseline: Baseline,
+    sampler: str,
+    *,
+    branching: Sequence[int],
+    samples: int,
+    seed: int,
+    options: dict[str, Any],
+    settings: dict[str, Any],
+) -> Method:
+    """Samples of a baseline, clustered. The noise of a group depends on its first image only."""
+
+    def answer(inputs: Inputs, part: slice) -> Answer:
+        number = seed * 1_000_003 + int(inputs.indices[part][0])
+        generator = torch.Generator(baseline.device).manual_seed(number)
+        drawn, evaluations = baseline.sample(
+            inputs.measurement, inputs.y[part], samples,
+            method=sampler, generator=generator, **options,
+        )  # fmt: skip
+        return Answer(_cluster(drawn, branching, number), drawn, evaluations * samples)
+
+    about = {"kind": sampler, "samples": samples, **options, **settings}
+    return Method(name, answer, about)
+
+
+def folder_method(
+    name: str, folder: Path, *, branching: Sequence[int], samples: int, seed: int
+) -> Method:
+    """Anybody's samples, clustered; nothing is known about their cost."""
+
+    def answer(inputs: Inputs, part: slice) -> Answer:
+        shape = tuple(inputs.x.shape[1:])
+        drawn = [
+            read_samples(folder, number, image, shape, samples)
+            for number, image in zip(inputs.indices[part].tolist(), inputs.names[part], strict=True)
+        ]
+        counts = {len(d) for d in drawn}
+        if len(counts) > 1:
+            raise ValueError(
+                f"{folder} has from {min(counts)} to {max(counts)} samples per image; "
+                f"give all images as many, or use --samples {min(counts)}"
+            )
+        stack = torch.stack(drawn).to(inputs.x.device)
+        return Answer(_cluster(stack, branching, seed), stack, None)
+
+    about = {"kind": "folder", "samples": samples, "folder": str(folder)}
+    return Method(name, answer, about, is_timed=False)
+
+
+def _cluster(samples: Tensor, branching: Sequence[int], seed: int) -> Tree:
+    generator = torch.Generator().manual_seed(seed)
+    return hierarchical_kmeans(samples, branching, generator=generator)
