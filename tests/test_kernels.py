@@ -370,8 +370,7 @@ def capable(monkeypatch):
     """A computer that has never been asked, with a GPU that our kernels fit on."""
     monkeypatch.setattr(norm, "_found", None)
     monkeypatch.delenv("PTREES_KERNELS", raising=False)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda gpu: (9, 0))
+    monkeypatch.setattr(norm, "_capabilities", lambda: [(9, 0)])
     monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
     monkeypatch.setattr(check, "check_kernels", lambda device, dtype: None)
 
@@ -381,10 +380,9 @@ def capable(monkeypatch):
     [([], False), ([(8, 0)], True), ([(9, 0), (7, 5)], False), ([(8, 9)], False)],
 )
 def test_without_capable_gpus_plain_torch_does_it(monkeypatch, capable, gpus, expected):
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(gpus))
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda gpu: gpus[gpu])
+    monkeypatch.setattr(norm, "_capabilities", lambda: gpus)
     assert norm.has_kernels() is expected
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1 - len(gpus))
+    monkeypatch.setattr(norm, "_capabilities", lambda: [] if expected else [(9, 0)])
     assert norm.has_kernels() is expected  # found out once
 
 

@@ -47,13 +47,16 @@ def _find_out() -> bool:
     has_compiler = any(map(shutil.which, (os.environ.get("CC") or "gcc", "clang")))  # as Triton
     if find_spec("triton") is None or not has_compiler:
         return False
-    gpus = range(torch.cuda.device_count())
-    capable = [torch.cuda.get_device_capability(gpu) in ROOMY for gpu in gpus]
-    return bool(capable) and all(capable) and _prove_themselves()
+    found = _capabilities()
+    return bool(found) and all(gpu in ROOMY for gpu in found) and _prove_themselves()
 
 
 # What torch.compiler.assume_constant_result does, which would import the whole compiler.
 _find_out.__dict__["_dynamo_marked_constant"] = True
+
+
+def _capabilities() -> list[tuple[int, int]]:
+    return [torch.cuda.get_device_capability(gpu) for gpu in range(torch.cuda.device_count())]
 
 
 def _prove_themselves() -> bool:
