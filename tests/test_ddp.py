@@ -172,7 +172,7 @@ def test_a_rate_compares_with_the_probabilities_of_the_whole_batch(recipe, blobs
         learner.recipe, learner.predictor = chosen, predictor
         learner.fabric = fabric_of(0, processes)
         mine = Leaves(leaves[part], logits[part].log_softmax(dim=1))
-        return learner._judge(mine, x[part], y[part], torch.tensor(0.1))
+        return learner._judge(mine, x[part], y[part], torch.tensor(0.1), torch.tensor(0.0))
 
     whole = judge(slice(None), 1, Mock())
     parts = slice(0, None, 2), slice(1, None, 2)

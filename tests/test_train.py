@@ -886,6 +886,7 @@ MEMORIES = {
     "exact": (*BALANCED, "balancer.is_exact=true"),
     "cosine": ("optimizer.schedule=cosine", "tree.depth=0", "network.width=2"),
     "conscience": ("tree.depth=2", "loss.conscience=1.0", "loss.epsilon_start=0", "data.repeat=2"),
+    "seeds": ("tree.depth=2", "loss.seeds=1.5", "loss.epsilon_start=0", "data.augment=['flip']"),
 }
 
 

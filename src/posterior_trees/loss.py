@@ -69,15 +69,20 @@ def objective(
     handicaps: Sequence[Float[Tensor, "_"]] | None = None,
     rate: float | int = 0.0,
     usual: Sequence[Float[Tensor, "_"]] | None = None,
+    guide: tuple[Sequence[Float[Tensor, "b _"]], Tensor] | None = None,
 ) -> Objective:
     """Both losses in one pass over the nodes.
 
     With `handicaps` (a factor for the nodes of each level) the squared errors follow the path of
     the smallest error times handicap; see `training/conscience.py`. With a `rate` they follow the
-    path of the smallest `costs`, `usual` being theirs. All else follows the path as it is.
+    path of the smallest `costs`, `usual` being theirs. All else follows the path as it is. While
+    the number of a `guide` is above 0, everything follows the path of its smallest distances; see
+    `training/seeds.py`.
     """
     errors = tree.errors(x)
     winners = taught = tree.winners(errors)
+    if guide is not None:
+        winners = _either(guide[1] > 0, tree.winners(guide[0]), winners)
     path = tree.follow(winners)
     weighed = errors
     if handicaps is not None:
@@ -86,6 +91,8 @@ def objective(
         weighed = costs(tree, weighed, rate, usual)
     if weighed is not errors:
         taught = tree.winners(weighed)
+    if guide is not None:
+        taught = _either(guide[1] > 0, winners, taught)
     log_probs = tree.log_probs[-1]
     return Objective(
         squared=_weigh(tree, errors, taught, epsilon),
@@ -153,6 +160,10 @@ def _weigh(tree: Tree, errors: Sequence[Tensor], winners: Sequence[Tensor], epsi
         weight = (weight.unsqueeze(2) * (won + (1 - won) * epsilon)).flatten(1)
         loss = loss + (weight * error).sum(dim=1)
     return loss
+
+
+def _either(is_first: Tensor, first: Sequence[Tensor], second: Sequence[Tensor]) -> list[Tensor]:
+    return [torch.where(is_first, a, b) for a, b in zip(first, second, strict=True)]
 
 
 def _path_nll(tree: Tree, path: Tensor) -> Tensor:

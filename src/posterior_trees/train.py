@@ -28,6 +28,7 @@ from posterior_trees.training.feed import Feed
 from posterior_trees.training.health import Health, warn_of_deafness
 from posterior_trees.training.learn import Learner
 from posterior_trees.training.run import Run, RunError
+from posterior_trees.training.seeds import IMAGES
 
 CHECK_EVERY = 50
 """Steps between looks at the loss: each look waits for the GPU."""
@@ -127,6 +128,7 @@ class Trainer:
         indices = self.feed.draw(step)
         mine = self.feed.share(indices)
         x, y = self.feed.measured(mine, step)
+        self._seed_leaves(step)
         self._seed_dropout(step)
         winners = self.learner.learn(step, x, y, self.feed.weights(mine))
         if self.recipe.balancer.is_on:
@@ -140,6 +142,14 @@ class Trainer:
         is_due = time.monotonic() - self.saved_at >= self.recipe.training.save_seconds
         if is_due or self.step == self.total_steps:
             self.save()
+
+    def _seed_leaves(self, step: int) -> None:
+        """Once ε starts to fall, let leaves begin at clusters of what the root misses."""
+        spec, learner = self.recipe.loss, self.learner
+        is_due = spec.seeds and step >= spec.epsilon_start * self.steps_per_epoch
+        if is_due and not learner.has_centres:
+            generator = self.feed.generator(step, 0)
+            learner.seed(self.feed.glance(IMAGES, generator), generator)
 
     def _seed_dropout(self, step: int) -> None:
         """Each process drops other features: it has other images."""

@@ -3,6 +3,8 @@
 Everything random in step `s` follows from `(seed, s)`, however many processes share the batch.
 """
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
@@ -83,6 +85,16 @@ class Feed:
             x, y = augment(x, y, spec.augment, spec.patch, generator)
         y = self.predictor.measure(x, generator) if y is None else y
         return self.share(x), self.share(y)
+
+    def glance(self, most: int, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
+        """Batches of at most `most` different images, with measurements; alike in all processes."""
+        spec = self.recipe.data
+        chosen = torch.randperm(len(self.images), generator=generator)[:most]
+        for indices in chosen.split(self.batch_size):
+            x, y = self.images.batch(indices.to(self.predictor.device))
+            if spec.augment or spec.patch:
+                x, y = augment(x, y, spec.augment, spec.patch, generator)
+            yield x, self.predictor.measure(x, generator) if y is None else y
 
     def generator(self, step: int, purpose: int) -> torch.Generator:
         number = (self.recipe.seed * 1_000_003 + purpose) * 1_000_003 + step

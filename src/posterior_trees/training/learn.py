@@ -1,11 +1,12 @@
 r"""What a tree learns from one batch: losses, gradients, the optimiser's step, the running average.
 
 A step is a function of tensors only. What changes from step to step (learning rates, $\varepsilon$,
-the average's share, the strength of the conscience) is put into one tensor first, and all it takes
-note of stays in its place, so that on CUDA the step can be recorded once and replayed
-(`capture.py`); it can also be compiled, and shared by processes (`devices.py`).
+the average's share, …) is put into one tensor first, and all it takes note of stays in its place,
+so that on CUDA the step can be recorded once and replayed (`capture.py`); it can also be compiled,
+and shared by processes (`devices.py`).
 """
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -24,11 +25,12 @@ from posterior_trees.training.conscience import handicaps, note_taught, start_bi
 from posterior_trees.training.devices import gather_leaves, sum_over_processes
 from posterior_trees.training.health import Health
 from posterior_trees.training.optimize import Average, Schedule, load_slots, make_optimizer
+from posterior_trees.training.seeds import coarse, distances, find_centres, start_centres
 
 
 class Learner:
     """A predictor on its device, and all that learning changes: weights and their average,
-    optimiser, schedule, handicaps."""
+    optimiser, schedule, handicaps, centres."""
 
     def __init__(
         self,
@@ -49,7 +51,9 @@ class Learner:
             self.average.update = compiled(self.average.update)
         self.bias = start_bias(predictor.branching, fabric.device)
         groups = len(self.optimizer.param_groups)
-        self.numbers = torch.zeros(groups + 3, device=fabric.device)
+        self.numbers = torch.zeros(groups + 4, device=fabric.device)
+        self.centres: list[Tensor] = []
+        self.has_centres = False
         self._place_rates()
         self.beta = 0.0 if recipe.loss.probability == "paper" else recipe.loss.beta
 
@@ -62,6 +66,8 @@ class Learner:
     ) -> Int[Tensor, "batch"]:
         """One optimiser step on this process's part of a batch, whose losses count by `weights`.
         Returns the leaves that the images of the whole batch reach, until the next call."""
+        if self.recipe.loss.seeds and not self.centres:
+            self.centres = start_centres(x[0], self.predictor.branching)
         self._set_numbers(step)
         return self._learn(x, y, weights)
 
@@ -72,15 +78,17 @@ class Learner:
 
     def _set_numbers(self, step: int) -> None:
         """The numbers of a step: the learning rate of each group, ε, the share of the new weights
-        in the running average, and the strength of the conscience."""
+        in the running average, the strength of the conscience, and whether centres guide."""
         groups = self.optimizer.param_groups
         rates = [self.schedule.lr(group["base_lr"], step) for group in groups]
         for group, rate in zip(groups, rates, strict=True):
             if not isinstance(group["lr"], Tensor):
                 group["lr"] = rate
-        epsilon = self.epsilon(step / self.steps_per_epoch)
-        strength = strength_at(step / self.total_steps, self.recipe.loss.conscience)
-        numbers = torch.tensor([*rates, epsilon, self.average.share(step), strength])
+        epoch, spec = step / self.steps_per_epoch, self.recipe.loss
+        strength = strength_at(step / self.total_steps, spec.conscience)
+        is_guided = self.has_centres and epoch < spec.epsilon_start + spec.seeds
+        last = self.epsilon(epoch), self.average.share(step), strength, float(is_guided)
+        numbers = torch.tensor([*rates, *last])
         self.numbers.copy_(numbers, non_blocking=True)  # CUDA reads few bytes before it returns
 
     def _place_rates(self) -> None:
@@ -91,11 +99,11 @@ class Learner:
 
     def _learn(self, x: Tensor, y: Tensor, weights: Tensor) -> Tensor:
         """Forward, backward, optimiser, running average, and what is to be noted."""
-        epsilon, share, strength = self.numbers[-3:]
+        epsilon, share, strength, is_guided = self.numbers[-4:]
         self.wrapped.train()
         leaves = self.wrapped(self.predictor.view(y))
         wins = (self.bias, strength) if self.recipe.loss.conscience else ()
-        loss = self._judge(leaves, x, y, epsilon, *wins)
+        loss = self._judge(leaves, x, y, epsilon, is_guided, *wins)
         scale = self._mean(loss.root.mean())
         self.fabric.backward((weights * loss.total(self.beta, scale)).mean())
         if self.recipe.optimizer.clip:
@@ -116,13 +124,32 @@ class Learner:
         self.health.note(sum_over_processes(self.fabric, self.health.sum(loss)), winners)
         return winners
 
-    def _judge(self, leaves: Leaves, x: Tensor, y: Tensor, epsilon: Tensor, *wins) -> Objective:
+    def _judge(
+        self, leaves: Leaves, x: Tensor, y: Tensor, epsilon: Tensor, is_guided: Tensor, *wins
+    ) -> Objective:
         factors = handicaps(wins[0], self.predictor.branching, wins[1]) if wins else None
         tree = self.predictor.assemble(leaves, y)
-        spec, usual = self.recipe.loss, None
+        spec, usual, guide = self.recipe.loss, None, None
         if spec.rate and spec.is_rate_relative:
             usual = [self._mean(level.detach().exp().mean(dim=0)) for level in tree.log_probs]
-        return objective(tree, x, epsilon, factors, spec.rate, usual)
+        if spec.seeds:
+            guide = distances(coarse(x - tree.root), self.centres), is_guided
+        return objective(tree, x, epsilon, factors, spec.rate, usual, guide)
+
+    @torch.no_grad()
+    def seed(
+        self,
+        batches: Iterable[tuple[Float[Tensor, "b *shape"], Float[Tensor, "b *measured"]]],
+        generator: torch.Generator,
+    ) -> None:
+        """Find the centres that leaves begin at, from images and their measurements."""
+        self.network.eval()
+        rows = torch.cat([coarse(x - self.predictor(y).root) for x, y in batches])
+        found = self.fabric.broadcast(find_centres(rows, self.predictor.branching, generator))
+        self.centres = self.centres or found
+        for place, level in zip(self.centres, found, strict=True):
+            place.copy_(level)  # where a recorded step reads them
+        self.has_centres = True
 
     def _mean(self, values: Tensor) -> Tensor:
         return sum_over_processes(self.fabric, values) / self.fabric.world_size
@@ -160,6 +187,7 @@ class Learner:
             "optimizer": self.optimizer.state_dict()["state"],
             "schedule": self.schedule.state_dict(),
             "bias": self.bias,
+            "centres": dict(enumerate(self.centres)) if self.has_centres else {},
             "precision": self.fabric.strategy.precision.state_dict(),
         }
 
@@ -171,5 +199,8 @@ class Learner:
         self._place_rates()
         self.schedule.load_state_dict(state["schedule"])
         self.bias.copy_(state.get("bias", self.bias))
+        kept = state.get("centres", {})
+        self.centres = [kept[key].to(self.fabric.device) for key in sorted(kept, key=int)]
+        self.has_centres = bool(kept)
         if state.get("precision"):  # the gradient scaler of 16-mixed; other precisions have none
             self.fabric.strategy.precision.load_state_dict(state["precision"])

@@ -1,0 +1,96 @@
+"""Leaves that begin at clusters of what the root misses."""
+
+import pytest
+import torch
+
+from posterior_trees import grow, psnr
+from posterior_trees.loss import objective
+from posterior_trees.train import fit
+from posterior_trees.training.run import read_log
+from posterior_trees.training.seeds import SIDE, coarse, distances, find_centres, start_centres
+
+
+def seeded() -> torch.Generator:
+    return torch.Generator().manual_seed(0)
+
+
+def random_tree(b: int = 6):
+    leaves = torch.rand(b, 9, 1, 4, 4, generator=seeded(), dtype=torch.float64)
+    log_probs = torch.randn(b, 9, generator=seeded(), dtype=torch.float64).log_softmax(dim=1)
+    x = torch.rand(b, 1, 4, 4, generator=seeded(), dtype=torch.float64)
+    return grow(leaves, log_probs, (3, 3)), x
+
+
+def test_centres_are_means_of_squares() -> None:
+    """So they are the residual itself where it is coarse, and their number is bounded."""
+    flat = torch.rand(2, 3, 16, 16, generator=seeded())
+    assert torch.allclose(coarse(flat), flat.flatten(1))
+    fine = flat.repeat_interleave(8, dim=2).repeat_interleave(8, dim=3)  # 128 × 128
+    twice = flat.repeat_interleave(2, dim=2).repeat_interleave(2, dim=3)
+    assert torch.allclose(coarse(fine), twice.flatten(1), atol=1e-6)
+    assert coarse(torch.zeros(1, 1, 257, 100)).shape[1] <= SIDE**2
+    assert coarse(torch.ones(1, 1, 257, 100)).eq(1).all(), "edges are means of what there is"
+    assert coarse(torch.tensor([[1.0, 2.0]])).tolist() == [[1.0, 2.0]]
+
+
+def test_a_rare_cluster_has_a_centre() -> None:
+    """Two of 200 rows are far from all others."""
+    rows = torch.randn(200, 5, generator=seeded())
+    rows[:2] += 40
+    centres = find_centres(rows, (3, 3), seeded())
+    assert [len(level) for level in centres] == [1, 3, 9]
+    assert torch.allclose(centres[0][0], rows.mean(dim=0), atol=1e-4)
+    nearest = distances(rows, centres)[-1].argmin(dim=1)
+    own = set(nearest[:2].tolist())
+    assert not own & set(nearest[2:].tolist())
+    room = start_centres(torch.zeros(5), (3, 3))
+    assert [level.shape for level in room] == [level.shape for level in centres]
+
+
+def test_absent_centres_attract_nothing() -> None:
+    rows = torch.tensor([[0.0], [0.0], [5.0]])
+    near = distances(rows, find_centres(rows, (3, 3), seeded()))
+    assert all(level.amin(dim=1).isfinite().all() for level in near)
+    assert sum(level.isinf().all(dim=0).sum().item() for level in near) == 1 + 7
+
+
+@pytest.mark.parametrize("more", [{}, {"rate": 0.3}, {"handicaps": True}])
+def test_a_guide_leads_only_while_its_number_is_above_0(more) -> None:
+    tree, x = random_tree()
+    if "handicaps" in more:
+        draws = [torch.rand(n, generator=seeded(), dtype=torch.float64) + 0.5 for n in (1, 3, 9)]
+        more = {"handicaps": draws}
+    plain = objective(tree, x, 0.1, **more)
+    far = [torch.rand(level.shape, generator=seeded()) for level in tree.errors(x)]
+
+    def led(number: float):
+        return objective(tree, x, 0.1, **more, guide=(far, torch.tensor(number)))
+
+    for ours, theirs in zip(led(0.0), plain, strict=True):
+        assert ours is theirs is None or torch.equal(ours, theirs)
+    path = tree.follow(tree.winners(far))
+    assert torch.equal(led(1.0).leaf, path[:, -1])
+    assert not torch.equal(led(1.0).leaf, plain.leaf)
+    assert torch.allclose(led(1.0).nll, -tree.log_probs[-1].gather(1, path[:, -1:])[:, 0])
+    alone = objective(tree, x, 0.0, **more, guide=(far, torch.tensor(1.0))).squared
+    levels = zip(tree.errors(x), path.T, strict=True)
+    along = [errors.gather(1, nodes.unsqueeze(1)).squeeze(1) for errors, nodes in levels]
+    assert torch.allclose(alone, torch.stack(along).sum(dim=0))
+
+
+def test_a_rare_answer_gets_its_leaf_at_once(tmp_path, recipe, blobs) -> None:
+    """One blob in twelve is on the right, which y does not tell. The epoch after the seeds are
+    found, exactly these images learn in one leaf."""
+    changes = ("seed=1", "loss.epsilon_start=2", "loss.epsilon_scale=0.5", "loss.seeds=2",
+               "training.epochs=6", "optimizer.lr=0.02", "optimizer.head_lr=0.02")  # fmt: skip
+    images = blobs(96, odds=1 / 12)
+    x, _ = images.batch(torch.arange(96))
+    share = (x[:, 0, 1:4, 4:7].mean(dim=(1, 2)) > 0.4).float().mean().item()
+    predictor = fit(recipe(*changes), tmp_path, images=(images, None), accelerator="cpu")
+    lines = read_log(tmp_path / "log.jsonl")
+    assert min(lines[2]["leaf_usage"]) == pytest.approx(share, abs=1e-3)
+    assert min(lines[3]["leaf_usage"]) == pytest.approx(share, abs=1e-3)
+    tree = predictor(predictor.measure(x))
+    rare = tree.descend(x)[:, -1] == tree.probs[-1].mean(dim=0).argmin()
+    assert rare.float().mean().item() == pytest.approx(share, abs=1e-3)
+    assert (psnr(tree, x)[rare, 1] > psnr(tree, x)[rare, 0] + 3).all()
