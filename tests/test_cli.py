@@ -18,6 +18,8 @@ from PIL import Image
 from posterior_trees import cli, store
 from posterior_trees.build import build_predictor
 from posterior_trees.checkpoint import save_model
+from posterior_trees.cli.training import darkness, describe_calibration
+from posterior_trees.data import ImageSet
 from posterior_trees.recipe import parse_recipe, read_recipe
 
 RECIPE = 'task = "digits_inpaint"\n[tree]\nbranching = 2\n[network]\nc_init = 1\n'
@@ -101,13 +103,44 @@ def place(tmp_path_factory) -> Path:
         ["predict", "digits", "a.png"],
         ["figure", "digits"],
         ["demo", "--fast"],
+        ["demo", "picture.png"],
+        ["figure", "digits", "--out", "f.png", "--images", "1", "two"],
+        ["train", "recipe.toml", "--out", "run", "--accelerator", "gpus"],
+        ["baseline", "sample", "run", "another", "--out", "o"],
     ],
     ids=" ".join,
 )
-def test_wrong_usage_ends_with_two_and_the_usage(ptrees, words: list[str]) -> None:
+def test_wrong_usage_ends_with_two_and_the_command_s_usage(ptrees, words: list[str]) -> None:
     code, _, err = ptrees(*words)
     assert code == 2
-    assert err.startswith("usage: ptrees")
+    command = [word for word in words[:2] if word in (*COMMANDS, "sample")]
+    assert err.startswith(" ".join(["usage: ptrees", *command, "["]))
+
+
+ORDERS = {
+    "explore digits --no-browser --save p.html a.png b.png": ("digits", ["a.png", "b.png"]),
+    "explore --save p.html digits a.png --levels 1 2 b.png": ("digits", ["a.png", "b.png"]),
+    "explore --port 0 digits": ("digits", []),
+    "predict digits a.png --out trees b.png": ("digits", ["a.png", "b.png"]),
+    "predict --out trees digits -- -odd.png": ("digits", ["-odd.png"]),
+    "figure --data D --out f.png --images 0 1 runs/p": ("runs/p", [0, 1]),
+    "figure --images 3 -- runs/p --out f.png": None,
+    "figure --images 3 --out f.png -- runs/p": ("runs/p", [3]),
+    "figure --images 0 1 runs/p --out f.png": ("runs/p", [0, 1]),
+    "figure runs/p --out f.png --images -1": ("runs/p", [-1]),
+}
+
+
+@pytest.mark.parametrize(("line", "found"), ORDERS.items(), ids=ORDERS)
+def test_options_and_other_words_come_in_any_order(line: str, found: tuple | None) -> None:
+    if found is None:  # after -- nothing is an option
+        with pytest.raises(SystemExit):
+            cli.make_parser().parse_args(line.split())
+        return
+    arguments = cli.make_parser().parse_args(line.split())
+    model, images = found
+    assert arguments.model == model
+    assert [image if isinstance(image, int) else str(image) for image in arguments.images] == images
 
 
 def test_help_and_version_end_with_zero(ptrees) -> None:
@@ -131,6 +164,15 @@ MISTAKES = {
     "empty model": (["evaluate", "tampered.safetensors", "--data", "data"], "is damaged"),
     "state as model": (["evaluate", "state.safetensors", "--data", "data"], "state.safetensors"),
     "other layout": (["evaluate", "other_layout.safetensors", "--data", "data"], "another layout"),
+    "recipe as model": (
+        ["evaluate", "recipe.toml", "--data", "data"],
+        "recipe.toml is a recipe, not a model: train it .ptrees train recipe.toml --out RUN",
+    ),
+    "no devices": (["train", "recipe.toml", "--out", "run", "--devices", "0"], "at least 1"),
+    "unknown device": (
+        ["bench", "kmeans", "--device", "tpux"],
+        "--device is tpux; it is cuda, mps or cpu",
+    ),
     "picture as model": (["predict", "dark.png", "dark.png", "--out", "o"], "dark.png is damaged"),
     "run without weights": (["evaluate", "empty", "--data", "data"], "no best.safetensors"),
     "no data named": (["evaluate", "model.safetensors"], "--data DIR or set PTREES_DATA"),
@@ -234,6 +276,65 @@ def test_debug_shows_the_traceback(ptrees, monkeypatch) -> None:
         cli.main(["evaluate", "nothing", "--data", "."])
 
 
+@pytest.mark.parametrize(
+    "words", ["train recipe.toml --accelerator cuda", "bench growth --device cuda:0"]
+)
+@pytest.mark.parametrize(
+    ("build", "fix"), [(None, "is a build without CUDA: install"), ("12.8", "nvidia-smi")]
+)
+def test_a_gpu_that_is_not_there_is_refused_with_the_fix(
+    ptrees, place, monkeypatch, words: str, build: str | None, fix: str
+) -> None:
+    monkeypatch.chdir(place)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.version, "cuda", build)
+    out = ["--out", "run", "--data", "data"] if words.startswith("train") else []
+    code, _, err = ptrees(*words.split(), *out)
+    assert code == 1
+    assert fix in err
+    assert "Without the option the best device" in err
+    if out:
+        assert ptrees(*words.split(), *out, "--dry-run").code == 0
+
+
+def test_more_gpus_than_there_are_are_refused(ptrees, place, monkeypatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    code, _, err = ptrees("train", place / "recipe.toml", "--out", "run", "--devices", "2")
+    assert (code, "--devices is 2; this computer has 1 CUDA GPUs" in err) == (1, True)
+
+
+@pytest.mark.parametrize("moment", ["make_parser", "run_demo"])
+def test_stopped_by_hand_it_says_so_at_any_moment(ptrees, monkeypatch, moment: str) -> None:
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, moment, stop)
+    code, _, err = ptrees("demo")
+    assert (code, err) == (130, "\nptrees: stopped\n")
+
+
+def test_stopped_while_torch_loads_there_is_no_traceback(tmp_path: Path) -> None:
+    code = """
+import sys
+class Stop:
+    def find_spec(self, name, *_):
+        if name == "torch":
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Stop())
+from posterior_trees.cli import main
+main(["demo", "--out", "demo"])
+"""
+    words = [sys.executable, "-c", code]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stderr.strip()) == (130, "ptrees: stopped")
+
+
+def test_help_does_not_wait_for_torch(tmp_path: Path) -> None:
+    code = "import sys; from posterior_trees.cli import make_parser; make_parser(); "
+    code += "assert not {'torch', 'numpy', 'rich'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True)
+
+
 def test_as_a_program_a_mistake_ends_with_one_and_no_traceback(tmp_path: Path) -> None:
     words = [sys.executable, "-m", "posterior_trees", "train", "none.toml", "--out", "run"]
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, env=os.environ)
@@ -259,11 +360,53 @@ def test_a_dry_run_prints_a_recipe_that_parses_back(ptrees, place: Path, tmp_pat
     assert not out.exists()
 
 
+def test_a_finished_run_says_how_to_go_on_with_the_data_that_were_given(
+    ptrees, place, tmp_path, monkeypatch
+) -> None:
+    (tmp_path / "my data").symlink_to(place / "data")
+    changes = ["tree.depth=1", "training.epochs=1", "training.picture_every=0",
+               "training.compile=false", "training.calibrate=true"]  # fmt: skip
+    options = [word for change in changes for word in ("--set", change)]
+    words = ["train", place / "recipe.toml", "--out", tmp_path / "run", *options]
+    code, out, err = ptrees(*words, "--data", tmp_path / "my data", "--accelerator", "cpu")
+    assert (code, "warning" in err) == (0, False)
+    done, calibration = (out.splitlines()[-n] for n in (1, 2))
+    assert re.match("calibration (left|changed) the probabilities.* validation images", calibration)
+    assert done.endswith(f"ptrees evaluate {tmp_path / 'run'} --data '{tmp_path / 'my data'}')")
+    monkeypatch.setenv("PTREES_DATA", str(place / "data"))
+    assert ptrees(*words).out.splitlines()[-1].endswith(f"ptrees evaluate {tmp_path / 'run'})")
+    code, _, err = ptrees(*words, "--set", "training.epochs=2")
+    assert code == 1
+    assert f"--from {tmp_path / 'run'}` begins with these weights" in err
+
+
+def test_a_calibration_is_told_in_one_line() -> None:
+    record = {"images": 250, "nll_before": [0.0, 2.5], "nll_after": [0.0, 2.25]}
+    kept = describe_calibration({**record, "strength": 1.0, "offsets": [0.0, 0.0]})
+    assert kept == (
+        "calibration left the probabilities as trained: 250 validation images ask for no change"
+    )
+    for changed in ({"strength": 0.5, "offsets": [0.0, 0.0]}, {"strength": 1.0, "offsets": [1, 0]}):
+        text = describe_calibration(record | changed)
+        assert text.endswith(
+            "changed the probabilities: NLL of 250 validation images 2.500 → 2.250"
+        )
+
+
+def test_a_camera_s_bits_in_larger_numbers_are_noticed_before_training() -> None:
+    dark = torch.full((70, 1, 2, 2), 4095, dtype=torch.int32).to(torch.uint16)
+    light = torch.full((70, 1, 2, 2), 30, dtype=torch.uint8)
+    assert darkness(ImageSet(light)) == ""
+    assert "brightest training pixels are 6.2% (x) of white" in darkness(ImageSet(dark, light))
+    assert "6.2% (x) and 6.2% (y) of white" in darkness(ImageSet(dark, dark))
+
+
 def test_the_json_of_evaluate_has_exactly_the_documented_keys(ptrees, place, tmp_path) -> None:
     model, file = place / "model.safetensors", tmp_path / "numbers.json"
     code, out, _ = ptrees("evaluate", model, "--data", place / "data", "--json", file)
     assert code == 0
     assert "psnr_hole" in out
+    assert "± standard deviation over images" in out
     table = json.loads(file.read_text())
     assert set(table) == {
         *("schema", "model", "task", "split", "n", "branching", "clip", "psnr", "psnr_hole"),

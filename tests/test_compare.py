@@ -27,7 +27,12 @@ from posterior_trees.baselines.calibration import (
 )
 from posterior_trees.baselines.diffusion import DiffusionModel
 from posterior_trees.baselines.digits import draw_digits, judge_digits
-from posterior_trees.baselines.folder import SampleError, read_samples, write_samples
+from posterior_trees.baselines.folder import (
+    SampleError,
+    choose_images,
+    read_samples,
+    write_samples,
+)
 from posterior_trees.baselines.nearest import nearest_distance
 from posterior_trees.build import build_predictor
 from posterior_trees.checkpoint import save_model
@@ -148,6 +153,16 @@ def test_samples_that_cannot_be_used_are_named(tmp_path) -> None:
     (tmp_path / "9").mkdir()
     with pytest.raises(SampleError, match="holds no pictures"):
         read_samples(tmp_path, 9, "", (1, 4, 4), 10)
+
+
+def test_fewer_images_are_among_those_of_more() -> None:
+    few, many = (set(choose_images(100, count, seed=3).tolist()) for count in (5, 20))
+    assert len(few) == 5
+    assert len(many) == 20
+    assert few < many
+    assert few != set(choose_images(100, 5, seed=4).tolist())
+    with pytest.raises(ValueError, match="--images is 101; the split has 1 to 100"):
+        choose_images(100, 101)
 
 
 def test_options_of_samplers_are_numbers() -> None:
@@ -331,15 +346,27 @@ def test_a_comparison_stopped_early_says_what_is_missing(world, tmp_path, capsys
 
 
 def test_samples_of_a_baseline_become_a_method(world, tmp_path) -> None:
-    words = ["baseline", "sample", world / "conditional", "--data", world, "--images", 24,
+    """`baseline sample` and `compare` choose the same images."""
+    words = ["baseline", "sample", world / "conditional", "--data", world, "--images", 6,
              "--samples", 9, "--option", "steps=3", "--device", "cpu", "--out",
              tmp_path / "samples"]  # fmt: skip
     cli.main([str(word) for word in words])
-    assert len(list((tmp_path / "samples").glob("*.npy"))) == 24
+    assert len(list((tmp_path / "samples").glob("*.npy"))) == 6
     compare(world, tmp_path / "out", "--method", f"folder={tmp_path / 'samples'}")
     rows = json.loads((tmp_path / "out" / "table.json").read_text())["methods"]
     assert rows[1]["kind"] == "folder"
     assert rows[1]["ranks"] is not None
+
+
+def test_a_folder_without_samples_is_told_all_images_beforehand(world, tmp_path, capsys) -> None:
+    numbers = choose_images(24, 6).tolist()
+    write_samples(tmp_path / "some", torch.tensor(numbers[:1]), torch.zeros(1, 2, 1, 8, 8))
+    with pytest.raises(SystemExit):
+        compare(world, tmp_path / "out", "--method", f"theirs={tmp_path / 'some'}")
+    text = capsys.readouterr().err
+    assert "no samples of 5 of the 6 images" in text
+    assert f": {', '.join(map(str, numbers[1:]))}. Put those of image {numbers[1]} into" in text
+    assert not (tmp_path / "out" / "parts").exists()
 
 
 def test_wrong_methods_are_named(world, tmp_path, capsys) -> None:
@@ -446,6 +473,17 @@ def test_the_mixture_command_writes_checks(tmp_path, monkeypatch, capsys) -> Non
     result = json.loads((tmp_path / "mixture.json").read_text())
     assert result["training"]["prior"]["steps"] == 1
     assert "FAIL check denoiser t 600" in capsys.readouterr().out
+
+
+def test_the_digits_command_says_where_a_reader_comes_from(
+    world, tmp_path, monkeypatch, capsys
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit):
+        cli.main(["baseline", "digits", str(world / "prior"), "--device", "cpu", "--out", "a.json"])
+    text = capsys.readouterr().err
+    assert "no digit reader results/studies/classifier.safetensors" in text.replace("\\", "/")
+    assert "name it with --classifier FILE, or make one with" in text
 
 
 def test_the_digits_command_needs_a_prior(world, capsys) -> None:

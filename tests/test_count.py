@@ -13,8 +13,9 @@ from PIL import Image
 from posterior_trees import Tree, cli, grow
 from posterior_trees.build import build_predictor
 from posterior_trees.checkpoint import save_model
-from posterior_trees.pictures.count import count_nuclei, find_regions, otsu
+from posterior_trees.pictures.count import count_nuclei
 from posterior_trees.pictures.count_report import count_table, write_count
+from posterior_trees.pictures.regions import find_regions, otsu
 from posterior_trees.pictures.tiles import Part, TiledTree
 from posterior_trees.recipe import parse_recipe
 
@@ -80,6 +81,76 @@ def test_a_nucleus_that_moves_a_little_is_the_same_one() -> None:
     far = (A[0], A[1] + 8)
     count = count_nuclei(tree_of(field(A), field(far), field(A), field(A)))
     assert [n.probability for n in count.nuclei] == pytest.approx([0.8, 0.2])
+
+
+@pytest.mark.parametrize(("first", "then"), [(4.5, 8.5), (8.5, 4.5)])
+def test_a_nucleus_that_grows_or_shrinks_is_the_same_one(first: float, then: float) -> None:
+    """Its area changes more than threefold, so that it covers less than half of the larger."""
+    one, other = field(C, radius=first), field(C, radius=then)
+    assert abs(math.log((one > 0.5).sum() / (other > 0.5).sum())) > math.log(3)
+    count = count_nuclei(tree_of(one, one, one, other))
+    assert [(n.row, n.column, n.probability) for n in count.nuclei] == [(*C, pytest.approx(1.0))]
+    assert count.nuclei[0].pixels == int((one > 0.5).sum())
+    assert not count.uncertain
+    count = count_nuclei(tree_of(one, field(), one, other))
+    assert [n.probability for n in count.nuclei] == pytest.approx([0.8])
+
+
+LEFT, RIGHT = (20, 15), (20, 27)
+
+
+def joined(width: int = 9) -> torch.Tensor:
+    """Two nuclei with a bridge of that many pixels, which are one region."""
+    image = field(LEFT, RIGHT)
+    image[0, 20 - width // 2 : 21 + width // 2, 15:27] = 0.7
+    return image
+
+
+def test_a_region_over_two_nuclei_is_no_third_one() -> None:
+    grown = joined()
+    grown[0, 8:33, 4:38] = 0.7  # so large that the two are less than half of it
+    for large in (joined(), grown):
+        assert find_regions(large[0] > 0.5, 25).max() == 1
+        count = count_nuclei(tree_of(*[field(LEFT, RIGHT)] * 3, large))
+        assert [(n.row, n.column) for n in count.nuclei] == [LEFT, RIGHT]
+        assert [n.probability for n in count.nuclei] == pytest.approx([1.0, 1.0])
+
+
+def test_a_nucleus_that_is_two_in_other_leaves_is_in_those_too() -> None:
+    count = count_nuclei(tree_of(joined(), field(LEFT), field(RIGHT), field()))
+    assert [n.leaves for n in count.nuclei] == [((0, 0), (0, 1), (1, 0))]
+    assert [n.probability for n in count.nuclei] == pytest.approx([0.9])
+
+
+def test_a_nucleus_seen_apart_in_any_leaf_is_listed() -> None:
+    """The last leaf has one region over LEFT, of the first two, and RIGHT, of the third."""
+    count = count_nuclei(tree_of(field(LEFT), field(LEFT), field(RIGHT), joined()))
+    assert [(n.row, n.column) for n in count.nuclei] == [LEFT, RIGHT]
+    assert [n.probability for n in count.nuclei] == pytest.approx([0.8, 0.3])
+
+
+def test_a_leaf_that_comes_twice_changes_nothing() -> None:
+    """Random nuclei of all sizes: a leaf as two halves of its probability gives the same nuclei and
+    the same odds, and each leaf with regions shows some of them."""
+    generator = torch.Generator().manual_seed(3)
+
+    def random_field() -> torch.Tensor:
+        image = field()
+        for row, column, size in torch.rand(6, 3, generator=generator).tolist():
+            image = image.maximum(field((int(44 * row), int(56 * column)), radius=3.2 + 6 * size))
+        return image
+
+    for _ in range(20):
+        leaves = [random_field() for _ in range(4)]
+        once = count_nuclei(tree_of(*leaves), 0.5)
+        halves = torch.tensor([PROBS]).double().repeat_interleave(2, dim=1).div(2).log()
+        pairs = torch.stack(leaves)[None].repeat_interleave(2, dim=1)
+        twice = count_nuclei(grow(pairs, halves, 2), 0.5)
+        assert [n[:3] for n in once.nuclei] == [n[:3] for n in twice.nuclei]
+        odds = [n.probability for n in once.nuclei]
+        assert odds == pytest.approx([n.probability for n in twice.nuclei])
+        showing = {path for n in once.nuclei for path in n.leaves}
+        assert showing == {leaf.path for leaf in once.leaves if leaf.nuclei}
 
 
 def test_an_absent_leaf_is_not_counted() -> None:
@@ -272,6 +343,17 @@ def test_eight_bits_need_no_levels(model: Path, tmp_path: Path, capsys) -> None:
     assert "a: 2.0 ± 0.0 nuclei" in " ".join(capsys.readouterr().out.split())
 
 
+def test_counting_where_no_stain_is_predicted_is_remarked_upon(
+    model: Path, tmp_path: Path, capsys
+) -> None:
+    Image.fromarray(np.full((28, 28), 60, np.uint8)).save(tmp_path / "a.png")
+    words = [str(tmp_path / "a.png"), "--out", str(tmp_path / "o"), "--count"]
+    cli.main(["predict", "digits", *words])
+    assert "every bright region of at least 25 pixels for a nucleus" in capsys.readouterr().err
+    cli.main(["predict", str(model), *words])
+    assert "bright region" not in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -299,7 +381,6 @@ def test_the_table_says_when_touching_nuclei_make_leaves_differ(doubtful: Tree, 
         write_count(count_nuclei(tree), tree, tmp_path)
         return str(count_table(json.loads((tmp_path / "count.json").read_text()), "").caption)
 
-    apart, joined = field((20, 15), (20, 27)), field((20, 15), (20, 27))
-    joined[0, 16:25, 15:27] = 0.7
+    apart = [field(LEFT, RIGHT)] * 3
     assert "touch" not in caption(doubtful)
-    assert "nuclei that touch are one in some leaves" in caption(tree_of(*[apart] * 3, joined))
+    assert "nuclei that touch are one in some leaves" in caption(tree_of(*apart, joined()))

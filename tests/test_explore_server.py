@@ -487,6 +487,7 @@ def test_our_own_names_are_served(host: str) -> None:
 
 
 @pytest.mark.parametrize("headers", [{"origin": "http://evil.example"}, {"origin": "null"},
+                                     {"origin": "http://["}, {"origin": ""},
                                      {"origin": "http://127.0.0.1:9999"},
                                      {"sec-fetch-site": "cross-site"},
                                      {"sec-fetch-site": "same-site"}])  # fmt: skip

@@ -19,10 +19,11 @@ from posterior_trees import (
     Tree,
     TreePredictor,
     UNet,
+    cli,
 )
 from posterior_trees import predict as predict_module
 from posterior_trees.data import ImageSet
-from posterior_trees.explore.start import model_card
+from posterior_trees.explore.start import describe_start, model_card
 from posterior_trees.pictures.picture import as_picture, brightness_range, read_picture
 from posterior_trees.predict import PictureError, predict_files
 
@@ -349,6 +350,36 @@ def test_bad_files_are_all_named_and_the_good_ones_done(tmp_path: Path) -> None:
     assert not (tmp_path / "none").exists()
 
 
+def test_an_interrupted_or_failed_prediction_leaves_no_empty_folder(tmp_path: Path) -> None:
+    file, out = save(tmp_path / "a.png", noise(9, 7)), tmp_path / "deep" / "out"
+
+    def interrupt(tree: Tree, folder: Path) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        predict_files(GREY, [file], out, also=interrupt)
+    with pytest.raises(PictureError):
+        predict_files(GREY, [tmp_path / "missing.png"], out)
+    assert not (tmp_path / "deep").exists()
+    out.mkdir(parents=True)  # somebody's own empty folder stays
+    with pytest.raises(KeyboardInterrupt):
+        predict_files(GREY, [file], out, also=interrupt)
+    assert not list(out.iterdir())
+    predict_files(GREY, [file], tmp_path / "new" / "out")
+    with pytest.raises(KeyboardInterrupt):
+        predict_files(GREY, [file], tmp_path / "new" / "out", also=interrupt)
+    assert (tmp_path / "new" / "out" / "a" / "tree.json").is_file()
+
+
+def test_the_command_prints_no_line_where_it_wrote_nothing(tmp_path: Path, capsys) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["predict", "digits", str(tmp_path / "no.png"), "--out", str(tmp_path / "out")])
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "1 of 1 pictures could not be predicted" in said.err
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_failure_while_writing_leaves_nothing_half_written(tmp_path: Path, monkeypatch) -> None:
     files = [save(tmp_path / f"{name}.png", noise(9, 7)) for name in "ab"]
 
@@ -389,3 +420,25 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match=r"file.*choose another --out"):
         predict_files(GREY, [], tmp_path / "file" / "out")
+
+
+@pytest.mark.parametrize(
+    ("size", "measurement", "is_said"),
+    [
+        ((30, 1024), Paired(1, 1), True),
+        ((30, 512), Paired(1, 1), False),
+        ((30, 1024), Denoise(0.1), False),
+        ((30, 1024), HOLE, False),
+    ],
+)
+def test_the_explorer_says_when_pairs_are_not_at_their_scale_any_more(
+    size: tuple[int, int], measurement, is_said: bool, tmp_path: Path
+) -> None:
+    """A model of pairs knows one magnification; a mask or a photograph has none."""
+    heard: list[str] = []
+    file = save(tmp_path / "a.png", np.full(size, 99, np.uint8))
+    (shown,) = describe_start(predictor_of(measurement, depth=1), [file], warn=heard.append)
+    words = "to 15×512 (height×width), no longer at the scale that the model was trained at"
+    assert (words in shown["resized"]) == is_said
+    words = "no longer at the scale that the model was trained at; `ptrees predict` takes it as it"
+    assert any(words in text for text in heard) == is_said

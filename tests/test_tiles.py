@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import re
 from pathlib import Path
 
 import numpy as np
@@ -298,11 +299,26 @@ def test_tiles_are_used_above_the_limit_or_when_asked_for() -> None:
 def test_wrong_tiles_are_explained() -> None:
     with pytest.raises(ValueError, match=r"tiles of 64 pixels overlap by 48; choose .* to 32"):
         predict_tiled(predictor_of(Answers()), field(100, 100), tile=64, overlap=48)
+    with pytest.raises(ValueError, match=r"tiles of 1 pixels are too small; choose at least 2"):
+        predict_tiled(predictor_of(Answers()), field(100, 100), tile=1, overlap=1)
     hole = Inpaint.box((0, 3), (0, 3), (100, 100))
     predictor = TreePredictor(Answers(), hole, branching=(3, 2), channels=1)
     assert not needs_tiles(predictor, (5000, 5000), None)
     with pytest.raises(ValueError, match="fills one hole in pictures of 100×100"):
         predict_tiled(predictor, field(100, 100), tile=64, overlap=16)
+
+
+@pytest.mark.parametrize("multiple", [1, 8, 16])
+@pytest.mark.parametrize("tile", [33, 50, 64, 100])
+def test_the_overlaps_that_are_recommended_work(tile: int, multiple: int) -> None:
+    predictor = predictor_of(Answers(), multiple)
+    with pytest.raises(ValueError, match="choose an overlap") as caught:
+        predict_tiled(predictor, field(120, 120), tile=tile, overlap=tile)
+    low, high = map(int, re.findall(r"from (\d+) to (\d+)", str(caught.value))[0])
+    for overlap in (low, high):
+        assert predict_tiled(predictor, field(120, 120), tile, overlap).shape == (1, 120, 120)
+    with pytest.raises(ValueError, match="choose an overlap"):
+        predict_tiled(predictor, field(120, 120), tile, high + 1)
 
 
 # ---- the command --------------------------------------------------------------------------------

@@ -618,6 +618,16 @@ def test_a_dead_leaf_is_announced_with_advice(tmp_path, recipe, images):
     assert "loss.epsilon_scale" in warning
 
 
+def test_a_dead_leaf_is_announced_at_the_end_whatever_epsilon_is(tmp_path, recipe, images):
+    chosen = recipe("loss.epsilon_start=9", "training.epochs=2")
+    predictor = build_predictor(chosen)
+    with torch.no_grad():
+        predictor.network.to_image.bias[1] += 50
+    train(chosen, tmp_path, images, predictor=predictor)
+    heard = ["leaves [1]" in "".join(line.get("warnings", [])) for line in log_of(tmp_path)]
+    assert heard == [False, True]
+
+
 def test_a_head_that_does_not_listen_is_announced_with_advice(tmp_path, recipe, images):
     fast = ("loss.epsilon_start=0", "loss.epsilon_scale=0.1", "training.epochs=4")
     train(recipe(*fast, "optimizer.head_lr=1e-12"), tmp_path, images)
@@ -653,9 +663,13 @@ def test_no_dead_leaf_is_announced_while_all_leaves_still_learn():
     health = Health(2, torch.device("cpu"))
     zeros = torch.zeros(4)
     leaf = torch.zeros(4, dtype=torch.long)
-    for epsilon, is_warned in ((1.0, False), (0.01, True)):
+    for epsilon, is_last, is_warned in (
+        (1.0, False, False),
+        (0.01, False, True),
+        (1.0, True, True),
+    ):
         health.note(health.sum(made_up_loss(zeros, leaf)), leaf)
-        line = health.summary(epsilon)
+        line = health.summary(epsilon, is_last)
         assert line["leaf_usage"] == [1.0, 0.0]
         assert ("warnings" in line) == is_warned
 

@@ -15,7 +15,8 @@ import torch
 from posterior_trees import load
 from posterior_trees.checkpoint import load_recipe, provenance
 from posterior_trees.data import load_split
-from posterior_trees.pictures.count import Count, Nucleus, count_nuclei, find_regions
+from posterior_trees.pictures.count import Count, Nucleus, count_nuclei
+from posterior_trees.pictures.regions import find_regions
 
 HERE = Path(__file__).parent
 

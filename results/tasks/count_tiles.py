@@ -10,7 +10,8 @@ from torch import Tensor
 from posterior_trees import load
 from posterior_trees.checkpoint import load_recipe
 from posterior_trees.data import load_split
-from posterior_trees.pictures.count import Count, Regions, count_nuclei, find_regions
+from posterior_trees.pictures.count import Count, count_nuclei
+from posterior_trees.pictures.regions import Regions, find_regions
 from posterior_trees.pictures.tiles import TiledTree, predict_tiled
 
 

@@ -2,18 +2,26 @@
 
 The public names, in the order of the data flow:
 measurement → network → predictor → tree → loss / metrics / explorer.
+
+A name is imported when it is first asked for: `ptrees --help` need not wait for torch, and whoever
+stops a command while torch is loading meets the command line's own answer.
 """
 
-from posterior_trees.balance import LeafBalancer
-from posterior_trees.baselines import hierarchical_kmeans
-from posterior_trees.checkpoint import load
-from posterior_trees.explore import show
-from posterior_trees.loss import epsilon_at, probability_loss, tree_loss
-from posterior_trees.measure import Colorize, Denoise, Downsample, Inpaint, Measurement, Paired
-from posterior_trees.metrics import entropy, nll, psnr
-from posterior_trees.networks import UNet
-from posterior_trees.predictor import TreePredictor, wrap
-from posterior_trees.tree import Node, Tree, grow
+from importlib import import_module
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from posterior_trees.balance import LeafBalancer
+    from posterior_trees.baselines import hierarchical_kmeans
+    from posterior_trees.checkpoint import load
+    from posterior_trees.explore import show
+    from posterior_trees.loss import epsilon_at, probability_loss, tree_loss
+    from posterior_trees.measure import Colorize, Denoise, Downsample, Inpaint, Measurement, Paired
+    from posterior_trees.metrics import entropy, nll, psnr
+    from posterior_trees.networks import UNet
+    from posterior_trees.predictor import TreePredictor, wrap
+    from posterior_trees.tree import Node, Tree, grow
 
 __version__ = "0.1.0"
 __all__ = [
@@ -40,3 +48,31 @@ __all__ = [
     "tree_loss",
     "wrap",
 ]
+
+_HOMES = {
+    "balance": ("LeafBalancer",),
+    "baselines": ("hierarchical_kmeans",),
+    "checkpoint": ("load",),
+    "explore": ("show",),
+    "loss": ("epsilon_at", "probability_loss", "tree_loss"),
+    "measure": ("Colorize", "Denoise", "Downsample", "Inpaint", "Measurement", "Paired"),
+    "metrics": ("entropy", "nll", "psnr"),
+    "networks": ("UNet",),
+    "predictor": ("TreePredictor", "wrap"),
+    "tree": ("Node", "Tree", "grow"),
+}
+_HOME = {name: home for home, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    """A public name, or a module, as if all had been imported."""
+    if name in _HOME:
+        found = globals()[name] = getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+        return found
+    if name.startswith("_") or find_spec(f"{__name__}.{name}") is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return import_module(f"{__name__}.{name}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, *_HOMES})

@@ -118,6 +118,11 @@ def _read_facts(file: Path) -> dict[str, Any]:
 def find_model(name_or_path: str | PathLike[str]) -> Path:
     """The file of a shipped name, a run folder (its best weights) or a file."""
     path = Path(name_or_path)
+    if path.is_file() and path.suffix == ".toml":
+        raise ModelError(
+            f"{path} is a recipe, not a model: train it (ptrees train {path} --out RUN), then give "
+            "the run folder RUN"
+        )
     if path.is_file():
         return path
     for name in ("best.safetensors", "model.safetensors"):

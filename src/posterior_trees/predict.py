@@ -13,7 +13,8 @@ import json
 import os
 import shutil
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager, suppress
 from os import PathLike
 from pathlib import Path
 from typing import NamedTuple
@@ -79,27 +80,37 @@ def predict_files(
     tiles of a single file.
     """
     adjustment = Adjustment.of(levels, gamma, invert)
-    is_new = not Path(out).exists()
-    out = make_folder(out)
     shown, folders, problems = [], [], []
     watch, watch_tiles = (iter, watch) if len(files) == 1 else (watch, iter)
     tiling = Tiling(tile, overlap, watch_tiles)
-    for file, folder in watch(list(zip(files, _choose_folders(files, out), strict=True))):
-        try:
-            pixels = _read(predictor, file, resize, adjustment, warn)
-            shown.append(_predict(predictor, pixels, folder, str(file), also, tiling))
-            folders.append(folder)
-        except (ValueError, RuntimeError, OSError, MemoryError, SafetensorError) as error:
-            text = str(error) or type(error).__name__
-            problems.append(text if text.startswith(str(file)) else f"{file}: {text}")
-    if shown:
-        write_bytes(out / "index.html", _page(shown, predictor).encode())
-        folders.insert(0, out / "index.html")
-    elif is_new:
-        out.rmdir()
+    with _kept_if_used(out) as out:
+        for file, folder in watch(list(zip(files, _choose_folders(files, out), strict=True))):
+            try:
+                pixels = _read(predictor, file, resize, adjustment, warn)
+                shown.append(_predict(predictor, pixels, folder, str(file), also, tiling))
+                folders.append(folder)
+            except (ValueError, RuntimeError, OSError, MemoryError, SafetensorError) as error:
+                text = str(error) or type(error).__name__
+                problems.append(text if text.startswith(str(file)) else f"{file}: {text}")
+        if shown:
+            write_bytes(out / "index.html", _page(shown, predictor).encode())
+            folders.insert(0, out / "index.html")
     if problems:
         raise PictureError(problems, len(files), folders)
     return folders
+
+
+@contextmanager
+def _kept_if_used(out: str | PathLike[str]) -> Generator[Path, None, None]:
+    """The folder `out`; if it and its parents were made here and stay empty, they go again, however
+    the work ends."""
+    new = [folder for folder in (Path(out), *Path(out).parents) if not folder.exists()]
+    try:
+        yield make_folder(out)
+    finally:
+        with suppress(OSError):  # the first that is not empty
+            for folder in new:
+                folder.rmdir()
 
 
 def _read(

@@ -162,9 +162,8 @@ class Trainer:
         epoch = self.step // self.steps_per_epoch
         lr = self.learner.schedule.lr(self.recipe.optimizer.lr, self.step - 1)
         line = {"step": self.step, "epoch": epoch, "lr": lr, "seconds": round(self.seconds, 2)}
-        line["epsilon"] = self.learner.epsilon(epoch)
-        line |= self.health.summary(line["epsilon"])
-        is_last = self.step == self.total_steps
+        line["epsilon"], is_last = self.learner.epsilon(epoch), self.step == self.total_steps
+        line |= self.health.summary(line["epsilon"], is_last)
         weights = self.learner.swap_in_average()
         if self.validation is not None:
             scores = validate(self.predictor, self.validation, self.recipe)

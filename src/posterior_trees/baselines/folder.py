@@ -6,14 +6,18 @@ FOLDER/<image>.npy                     an array (s, h, w), (s, h, w, c) or (s, c
 `<image>` is the number of the image in its split, with or without leading zeros, or its name.
 Arrays of integers are divided by their largest possible value; floats are taken to be in [0, 1].
 `ptrees baseline sample` writes the second form.
+
+Which images? `choose_images` decides for it and for `ptrees compare`; a comparison whose folder
+lacks some begins with a message that has all their numbers.
 """
 
+from collections.abc import Sequence
 from os import PathLike
 from pathlib import Path
 
 import numpy as np
 import torch
-from jaxtyping import Float, Integer
+from jaxtyping import Float, Int, Integer
 from PIL import Image
 from torch import Tensor
 
@@ -59,18 +63,47 @@ def write_samples(
         np.save(folder / f"{number:05d}.npy", mine, allow_pickle=False)
 
 
+def choose_images(total: int, count: int, seed: int = 0) -> Int[Tensor, "{count}"]:
+    """The numbers of `count` of a split's `total` images, seeded: fewer are among those of more."""
+    if not 1 <= count <= total:
+        raise ValueError(f"--images is {count}; the split has 1 to {total}")
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randperm(total, generator=generator)[:count].sort().values
+
+
+def check_samples(folder: Path, numbers: Sequence[int], names: Sequence[str]) -> None:
+    """Refuse a folder that lacks samples of some of these images, before anything is computed."""
+    pairs = zip(numbers, names, strict=True)
+    missing = [number for number, name in pairs if _find(folder, number, name) is None]
+    if missing:
+        first = missing[0]
+        raise SampleError(
+            f"{folder} has no samples of {len(missing)} of the {len(numbers)} images that --images "
+            f"{len(numbers)} and this --seed choose (numbers in the split, from 0): "
+            f"{', '.join(map(str, missing))}. Put those of image {first} into "
+            f"{folder / f'{first:05d}'}/0000.png, … or {first:05d}.npy, and so on; `ptrees "
+            "baseline sample` writes the same images"
+        )
+
+
 def find_samples(folder: Path, number: int, name: str) -> Path:
     if not folder.is_dir():
         raise SampleError(f"there is no folder of samples {folder}")
+    if place := _find(folder, number, name):
+        return place
+    raise SampleError(
+        f"{folder} has no samples of image {number} ({name}): put them into "
+        f"{folder / f'{number:05d}'}/0000.png, … or {number:05d}.npy"
+    )
+
+
+def _find(folder: Path, number: int, name: str) -> Path | None:
     plain = name.replace("/", "_")
     for stem in (f"{number:05d}", f"{number:04d}", str(number), name, plain, Path(name).stem):
         for place in (folder / f"{stem}.npy", folder / stem):
             if place.exists():
                 return place
-    raise SampleError(
-        f"{folder} has no samples of image {number} ({name}): put them into "
-        f"{folder / f'{number:05d}'}/0000.png, … or {number:05d}.npy"
-    )
+    return None
 
 
 def _as_images(array: np.ndarray, place: Path, shape: tuple[int, ...]) -> Tensor:

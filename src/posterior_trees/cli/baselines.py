@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from posterior_trees.cli.checks import add_checks, shorten
+from posterior_trees.cli.words import add_changes, add_data, command_line
 
 
 def add_baseline(commands: Any) -> None:
@@ -15,9 +16,8 @@ def add_baseline(commands: Any) -> None:
     train = actions.add_parser("train", help="train a baseline, or continue its run")
     train.add_argument("recipe", type=Path, help="a TOML file, see recipes/baselines/")
     train.add_argument("--out", type=Path, required=True, help="run folder")
-    _add_data(train)
-    train.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="changes",
-                       help="change a recipe key, e.g. training.epochs=10")  # fmt: skip
+    add_data(train)
+    add_changes(train, "change a recipe key, e.g. training.epochs=10")
     train.add_argument("--device", help="cuda, mps or cpu [the best there is]")
     train.add_argument("--minutes", type=float, default=float("inf"),
                        help="stop after so long; the same command continues")  # fmt: skip
@@ -25,12 +25,13 @@ def add_baseline(commands: Any) -> None:
 
     sample = actions.add_parser("sample", help="write samples of test images, for any use")
     sample.add_argument("model", metavar="RUN", help="a baseline's run folder or file")
-    _add_data(sample)
+    add_data(sample)
     sample.add_argument("--method", help="ddnm, ddrm, repaint, … [the model's own]")
     _add_options(sample)
-    sample.add_argument("--images", type=int, default=10, help="test images, evenly chosen [10]")
+    sample.add_argument("--images", type=int, default=10,
+                        help="so many test images, those of `ptrees compare` [10]")  # fmt: skip
     sample.add_argument("--samples", type=int, default=100, help="samples of each [100]")
-    sample.add_argument("--seed", type=int, default=0)
+    sample.add_argument("--seed", type=int, default=0, help="of images and samples [0]")
     sample.add_argument("--device", help="cuda, mps or cpu [the best there is]")
     sample.add_argument("--out", type=Path, required=True, help="folder of .npy files")
     sample.set_defaults(run=run_sample)
@@ -59,16 +60,16 @@ def run_train(arguments: argparse.Namespace) -> None:
             report=report,
             watch=progress.steps,
         )
-    print(f"saved: {arguments.out} (the same command continues; sample with: "
-          f"ptrees baseline sample {arguments.out} --data DIR --out FOLDER)")  # fmt: skip
+    words = ("ptrees", "baseline", "sample", arguments.out, "--out", "FOLDER")
+    hint = command_line(*words, data=arguments.data)
+    print(f"saved: {arguments.out} (the same command continues; sample with: {hint})")
 
 
 def run_sample(arguments: argparse.Namespace) -> None:
     import torch
 
-    from posterior_trees.baselines.folder import write_samples
+    from posterior_trees.baselines.folder import choose_images, write_samples
     from posterior_trees.data import load_evaluation
-    from posterior_trees.examples import evenly_spaced
     from posterior_trees.measure import measure_each
     from posterior_trees.progress import track
     from posterior_trees.sampling import load_baseline
@@ -78,8 +79,8 @@ def run_sample(arguments: argparse.Namespace) -> None:
     measurement = baseline.measurements[0]
     generator = torch.Generator(baseline.device).manual_seed(arguments.seed)
     options = parse_options(arguments.options)
-    for index in track("sampling")(evenly_spaced(len(images), arguments.images)):
-        numbers = torch.tensor([index])
+    chosen = choose_images(len(images), arguments.images, arguments.seed)
+    for numbers in track("sampling")(chosen.split(1)):
         x, y = images.batch(numbers)
         x = x.to(baseline.device)
         y = measure_each(measurement, x, numbers, arguments.seed) if y is None else y
@@ -103,10 +104,6 @@ def parse_options(texts: list[str]) -> dict[str, Any]:
         except ValueError as error:
             raise ValueError(f"option {text!r}: {value!r} is not a number") from error
     return options
-
-
-def _add_data(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--data", type=Path, metavar="DIR", help="data folder [$PTREES_DATA]")
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:

@@ -5,6 +5,11 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from posterior_trees.cli.words import add_data
+
+READER = Path("results/studies/classifier.safetensors")
+"""The digit reader of a checkout, for commands that begin in its folder."""
+
 
 def add_checks(actions: Any) -> None:
     """`ptrees baseline bias|mixture|digits`."""
@@ -20,16 +25,19 @@ def add_checks(actions: Any) -> None:
 
     digits = actions.add_parser("digits", help="are a prior's unconditional samples digits?")
     digits.add_argument("model", metavar="RUN", help="a run folder or file of a prior of digits")
-    digits.add_argument("--data", type=Path, metavar="DIR", help="data folder [$PTREES_DATA]")
-    digits.add_argument("--classifier", type=Path, metavar="FILE",
-                        default=Path("results/studies/classifier.safetensors"),
-                        help="digit reader [results/studies/classifier.safetensors]")  # fmt: skip
+    add_data(digits)
+    add_reader(digits)
     digits.add_argument("--samples", type=int, default=4000, help="digits to draw [4000]")
     digits.add_argument("--steps", type=int, default=250, help="of the reverse chain [250]")
     digits.add_argument("--seed", type=int, default=0)
     digits.add_argument("--device", help="cuda, mps or cpu [the best there is]")
     digits.add_argument("--out", type=Path, required=True, help="JSON file to write")
     digits.set_defaults(run=run_digits)
+
+
+def add_reader(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--classifier", type=Path, metavar="FILE", default=READER,
+                        help=f"digit reader [{READER}]")  # fmt: skip
 
 
 def run_bias(arguments: argparse.Namespace) -> None:
@@ -67,6 +75,12 @@ def run_digits(arguments: argparse.Namespace) -> None:
         raise ValueError(
             f"{arguments.model} is a {baseline.spec.kind} model; unconditional samples need one "
             "trained with baseline.kind='prior'"
+        )
+    if not arguments.classifier.is_file():
+        raise ValueError(
+            f"there is no digit reader {arguments.classifier}. A checkout has one in {READER}: "
+            "name it with --classifier FILE, or make one with python -m "
+            "posterior_trees.studies.classifier --data DIR --out FILE"
         )
     reader = load_reader(arguments.classifier, baseline.device)
     _, labels = load_labelled(arguments.data, "train")

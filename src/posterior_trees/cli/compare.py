@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from posterior_trees.cli.baselines import parse_options
+from posterior_trees.cli.words import add_data
 
 
 def add_compare(commands: Any) -> None:
@@ -18,19 +19,20 @@ def add_compare(commands: Any) -> None:
         "compare",
         help="trees of a model and of samplers, on the same images",
         epilog="METHOD is NAME=RUN (a baseline's own method), NAME=RUN:ddnm, "
-        "NAME=RUN:repaint:steps=100,resamplings=3, or NAME=FOLDER with anybody's samples.",
+        "NAME=RUN:repaint:steps=100,resamplings=3, or NAME=FOLDER with anybody's samples (an empty "
+        "folder: a message says of which images).",
     )
     parser.add_argument("model", metavar="MODEL", help="ours: a name, a run folder or a file")
     parser.add_argument("--method", action="append", default=[], metavar="METHOD", dest="methods",
                         help="what to compare with; repeat it")  # fmt: skip
-    parser.add_argument("--data", type=Path, metavar="DIR", help="data folder [$PTREES_DATA]")
+    add_data(parser)
     parser.add_argument("--mse", metavar="MODEL", help="a network trained for the mean alone (a "
                         "tree of depth 0), to hold roots against [our root]")  # fmt: skip
     parser.add_argument("--split", choices=("validation", "test"), default="test")
-    parser.add_argument("--images", type=int, default=100, help="test images [100]")
+    parser.add_argument("--images", type=int, default=100, help="so many images [100]")
     parser.add_argument("--samples", type=int, default=100, help="samples per image [100]")
     parser.add_argument("--group", type=int, default=10, help="images sampled together [10]")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=0, help="of images and samples [0]")
     parser.add_argument("--minutes", type=float, default=float("inf"),
                         help="stop after so long; the same command continues")  # fmt: skip
     parser.add_argument("--device", help="cuda, mps or cpu [the best there is]")
@@ -83,7 +85,7 @@ def set_up(arguments: argparse.Namespace) -> tuple[Any, list[Any], str, dict[str
     if arguments.compile:
         ours, settings["compiled"] = predictor.compile(), True
     methods = [tree_method("ours", ours, settings)]
-    methods += [make_method(text, arguments, predictor, recipe) for text in arguments.methods]
+    methods += [make_method(t, arguments, predictor, recipe, inputs) for t in arguments.methods]
     if len({method.name for method in methods}) < len(methods):
         raise ValueError("two methods have the same name; 'ours' is the model's")
     mean = load(arguments.mse, arguments.device) if arguments.mse else predictor
@@ -92,8 +94,11 @@ def set_up(arguments: argparse.Namespace) -> tuple[Any, list[Any], str, dict[str
     return comparison, methods, f"Trees compared: {recipe.task}", reference
 
 
-def make_method(text: str, arguments: argparse.Namespace, predictor: Any, recipe: Any) -> Any:
+def make_method(
+    text: str, arguments: argparse.Namespace, predictor: Any, recipe: Any, inputs: Any
+) -> Any:
     """A method from `NAME=RUN[:SAMPLER[:OPTIONS]]` or `NAME=FOLDER`."""
+    from posterior_trees.baselines.folder import check_samples
     from posterior_trees.compare.methods import folder_method, sampler_method
 
     name, equals, rest = text.partition("=")
@@ -104,6 +109,7 @@ def make_method(text: str, arguments: argparse.Namespace, predictor: Any, recipe
     path, _, more = rest.partition(":")
     holds_model = Path(path).is_file() or (Path(path) / "best.safetensors").is_file()
     if not holds_model and Path(path).is_dir():
+        check_samples(Path(path), inputs.indices.tolist(), inputs.names)
         return folder_method(name, Path(path), **common)
     sampler, _, options = more.partition(":")
     baseline = _load(path, arguments.device, arguments.compile)

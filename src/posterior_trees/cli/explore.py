@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from posterior_trees.cli.picture import add_adjustment
+from posterior_trees.cli.words import add_model
 
 PORT = 8765
 
@@ -18,11 +19,9 @@ PORT = 8765
 def add_explore(commands: Any) -> None:
     """Register the command with the subparsers of `ptrees`."""
     parser = commands.add_parser("explore", help="walk trees of your own pictures in a browser")
+    add_model(parser)
     parser.add_argument(
-        "model", metavar="MODEL", help="a name (digits, cells), a run folder or a file"
-    )
-    parser.add_argument(
-        "images", nargs="*", type=Path, metavar="IMAGE", help="pictures to begin with"
+        "images", nargs="*", type=Path, default=[], metavar="IMAGE", help="pictures to begin with"
     )
     parser.add_argument("--host", default="127.0.0.1", help="address to serve [127.0.0.1]")
     parser.add_argument("--port", type=int, default=PORT, help=f"port, 0: any free one [{PORT}]")

@@ -4,6 +4,10 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from posterior_trees.cli.checks import add_reader
+from posterior_trees.cli.hardware import add_accelerator
+from posterior_trees.cli.words import add_changes, add_data
+
 CLUSTERING = "flat_vs_hierarchical"
 
 
@@ -15,16 +19,13 @@ def add_reproduce(commands: Any) -> None:
                         help=f"a file of recipes/studies/, or {CLUSTERING}")  # fmt: skip
     parser.add_argument("--out", type=Path, help="folder for table and figure [results/studies/…]")
     parser.add_argument("--runs", type=Path, default=Path("runs"), help="folder of the runs [runs]")
-    parser.add_argument("--data", type=Path, metavar="DIR", help="data folder [$PTREES_DATA]")
-    parser.add_argument("--classifier", type=Path, metavar="FILE",
-                        default=Path("results/studies/classifier.safetensors"),
-                        help="digit reader [results/studies/classifier.safetensors]")  # fmt: skip
+    add_data(parser)
+    add_reader(parser)
     parser.add_argument("--minutes", type=float, help="stop training then; run again to continue")
     parser.add_argument("--jobs", type=int, default=3, help="runs side by side [3]")
     parser.add_argument("--only", metavar="RUN", help="train this run in this process; no report")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="changes",
-                        help="change a key of all runs")  # fmt: skip
-    parser.add_argument("--accelerator", default="auto", help="auto, cuda, mps or cpu [auto]")
+    add_changes(parser, "change a key of all runs")
+    add_accelerator(parser)
     parser.set_defaults(run=run_reproduce)
 
 

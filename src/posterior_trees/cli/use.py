@@ -7,16 +7,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from posterior_trees.cli.picture import add_adjustment
+from posterior_trees.cli.words import add_model
 
 if TYPE_CHECKING:
     from posterior_trees.tree import Tree
 
-MODEL = "a name (digits, cells), a run folder or a file"
-
 
 def add_predict(commands: Any) -> None:
     predict = commands.add_parser("predict", help="trees of your own pictures")
-    predict.add_argument("model", metavar="MODEL", help=MODEL)
+    add_model(predict)
     predict.add_argument("images", nargs="+", type=Path, metavar="IMAGE")
     predict.add_argument("--out", type=Path, required=True, help="folder to write")
     predict.add_argument("--resize", action="store_true", help="cut and resize to the model's mask")
@@ -33,7 +32,7 @@ def add_predict(commands: Any) -> None:
 
 def add_export(commands: Any) -> None:
     export = commands.add_parser("export", help="a model as one small file for others to use")
-    export.add_argument("model", metavar="MODEL", help=MODEL)
+    add_model(export)
     kind = export.add_mutually_exclusive_group(required=True)
     kind.add_argument("--out", type=Path, help="safetensors file to write")
     kind.add_argument("--onnx", type=Path, help="ONNX file to write, for use without torch")
@@ -45,6 +44,8 @@ def add_export(commands: Any) -> None:
 
 def run_predict(arguments: argparse.Namespace) -> None:
     from posterior_trees.checkpoint import load
+    from posterior_trees.cli import print_paths
+    from posterior_trees.pictures.count import describe_counting
     from posterior_trees.predict import PictureError, predict_files
     from posterior_trees.progress import track
 
@@ -52,6 +53,8 @@ def run_predict(arguments: argparse.Namespace) -> None:
         print(f"ptrees predict: {message}", file=sys.stderr)
 
     predictor = load(arguments.model)
+    if arguments.count and (note := describe_counting(predictor)):
+        warn(note)
     names = ("resize", "invert", "levels", "gamma", "tile", "overlap")
     try:
         written = predict_files(
@@ -64,9 +67,9 @@ def run_predict(arguments: argparse.Namespace) -> None:
             watch=track("predicting"),
         )
     except PictureError as error:
-        print(*error.written, sep="\n")
+        print_paths(error.written)
         raise
-    print(*written, sep="\n")
+    print_paths(written)
     if arguments.count:
         print_counts(written)
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from posterior_trees.baselines.cluster import hierarchical_kmeans
-from posterior_trees.baselines.folder import read_samples
+from posterior_trees.baselines.folder import choose_images, read_samples
 from posterior_trees.data import ImageSet
 from posterior_trees.measure import Inpaint, Measurement, measure_each
 from posterior_trees.predictor import TreePredictor
@@ -56,10 +56,7 @@ class Method:
 
 def choose_inputs(predictor: TreePredictor, images: ImageSet, count: int, seed: int = 0) -> Inputs:
     """A seeded list of test images and their measurements, on the predictor's device."""
-    if not 1 <= count <= len(images):
-        raise ValueError(f"--images is {count}; the split has 1 to {len(images)}")
-    generator = torch.Generator().manual_seed(seed)
-    indices = torch.randperm(len(images), generator=generator)[:count].sort().values
+    indices = choose_images(len(images), count, seed)
     x, y = images.batch(indices)
     x = x.to(predictor.device)
     y = measure_each(predictor.measurement, x, indices, seed) if y is None else y

@@ -43,7 +43,7 @@ class Guard:
         if name not in self.hosts if self.hosts is not None else not _is_address(name):
             return f"this explorer does not answer to the name {name!r}: use its own address"
         origin = headers.get("origin")
-        if origin is not None and urlsplit(origin).netloc != host:
+        if origin is not None and _place(origin) != host:
             return "another site's page sent this request, which the explorer refuses"
         if headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
             return "another site's page sent this request, which the explorer refuses"
@@ -77,6 +77,14 @@ def _is_address(name: str) -> bool:
 def _host_name(host: str) -> str:
     try:
         return (urlsplit(f"//{host}").hostname or "").lower()
+    except ValueError:
+        return ""
+
+
+def _place(origin: str) -> str:
+    """Host and port of an origin; nothing where it is no address."""
+    try:
+        return urlsplit(origin).netloc
     except ValueError:
         return ""
 

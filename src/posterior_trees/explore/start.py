@@ -16,6 +16,7 @@ from posterior_trees.data.decode import read_header
 from posterior_trees.data.errors import DataError
 from posterior_trees.explore.content import Measure, describe_trees
 from posterior_trees.explore.upload import (
+    RESCALED,
     Answer,
     Limits,
     Predictor,
@@ -23,6 +24,7 @@ from posterior_trees.explore.upload import (
     can_degrade,
     describe_resize,
     fitted_size,
+    has_scale,
     mask_size,
     predict_pixels,
 )
@@ -136,7 +138,10 @@ def _explain_resize(predictor: Predictor, content: bytes, name: str, limits: Lim
         why = f"the model's mask is {'×'.join(map(str, mask))}"
     elif max(height, width) <= limits.side:
         why = "the model takes whole blocks of pixels"
-    return describe_resize(name, (height, width), want, why)
+    text = describe_resize(name, (height, width), want, why)
+    return (
+        f"{text}, {RESCALED}; `ptrees predict` takes it as it is" if has_scale(predictor) else text
+    )
 
 
 def _load_trees(file: Path, count: int) -> Tree:

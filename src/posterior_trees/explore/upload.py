@@ -96,7 +96,10 @@ def answer(
                                lambda other: measure(predictor, other, degrade))  # fmt: skip
         made = made._replace(note=note)
     height, width, _ = read_header(BytesIO(content), name)
-    return made._replace(resized=caption_resize((height, width), pixels.shape[-2:]))
+    resized = caption_resize((height, width), pixels.shape[-2:])
+    if resized and has_scale(predictor):
+        resized += f", {RESCALED}"
+    return made._replace(resized=resized)
 
 
 @torch.inference_mode()
@@ -176,6 +179,15 @@ def _resizing(have: Sequence[int], want: Sequence[int]) -> str:
     zoom = min(h / w for h, w in zip(have, want, strict=True))
     is_cut = any(h / zoom - w >= 1 for h, w in zip(have, want, strict=True))  # less is rounding
     return "cut to its centre and resized" if is_cut else "resized"
+
+
+RESCALED = "no longer at the scale that the model was trained at"
+
+
+def has_scale(predictor: Predictor) -> bool:
+    """Whether shrinking a picture changes what it means: a model of pairs knows its things at one
+    magnification, and has no mask that says how large a picture should be."""
+    return isinstance(predictor.measurement, Paired)
 
 
 DEGRADATIONS: tuple[tuple[type[Measurement], str], ...] = (

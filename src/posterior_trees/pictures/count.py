@@ -18,10 +18,14 @@ which vary on their own, because that is how they err where the truth is known (
 all of them took the same leaf $l$ at once, the count would be $n_l = \sum_t n_{tl}$, with the mean
 $\alpha_l$ over the field, and its spread the `spread_together`.
 
-The *inventory* is every nucleus that some leaf shows, from the likeliest leaf down: a region joins
-if nuclei that are in it already cover less than half of it. A leaf shows a nucleus of the inventory
-if at least half of its pixels are bright there; its probability is the sum of $\alpha_{tl}$ over
-the leaves that show it, $t$ being its tile. Nuclei below 1 come and go between the leaves.
+The *inventory* is every nucleus that some leaf shows, from the likeliest leaf down. A region $r$ is
+listed unless it is in it already: at least half of $r$ lies in listed nuclei, or $r$ covers at
+least half of one of them (a nucleus that is larger in this leaf, or several that are one region
+here). A pixel belongs to the first nucleus that has it. A leaf shows a nucleus if at least half of
+the nucleus is bright there, or if one of its regions was already listed as this nucleus, the one
+that it overlaps most; so every region of every leaf is in the inventory. A nucleus has the sum of
+$\alpha_{tl}$ over the leaves that show it as its probability, $t$ being its tile. Those below 1
+come and go between the leaves.
 
 Choice: threshold and label, nothing cleverer; nuclei that overlap widely count as one.
 """
@@ -30,18 +34,17 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Int64
+from jaxtyping import Bool, Float
 from torch import Tensor
-from torch.nn import functional as F
 
-from posterior_trees.label import label, sizes
+from posterior_trees.measure import Paired
+from posterior_trees.pictures.regions import Regions, find_regions, otsu, owners_of
 from posterior_trees.pictures.tiles import Part, TiledTree
+from posterior_trees.predictor import TreePredictor
 from posterior_trees.tree import Tree
 
 SMALLEST = 25
 """Pixels of the smallest nucleus; in our BBBC022 fields the median nucleus has about 180."""
-BRIDGE = 3
-"""Nuclei that touch along fewer than about twice as many pixels count as two."""
 FAINTEST = 0.2
 """No threshold of Otsu's below this: a field without nuclei is split at its noise."""
 
@@ -121,105 +124,23 @@ def count_nuclei(
     return Count(threshold, smallest, len(parts), mean, spread, together, leaves, nuclei)
 
 
+def describe_counting(predictor: TreePredictor) -> str:
+    """What to think of the nuclei that are counted in a model's answers; empty for a model of
+    pairs, as all models of a missing stain are."""
+    if isinstance(predictor.measurement, Paired):
+        return ""
+    task = f"the task {predictor.name!r}" if predictor.name else "this model"
+    return (
+        f"--count takes every bright region of at least {SMALLEST} pixels for a nucleus; {task} "
+        "does not predict a stain, so they may be something else"
+    )
+
+
 def _moments(probs: Float[Tensor, "t n"], counts: Float[Tensor, "t n"]) -> tuple[float, float]:
     """Mean and standard deviation of the sum over tiles that choose their leaves on their own."""
     means = (probs * counts).sum(dim=1)
     squares = (probs * (counts - means[:, None]).square()).sum()
     return means.sum().item(), squares.sqrt().item()
-
-
-class Regions(NamedTuple):
-    """The regions of one leaf: their numbers pixel by pixel, from 1, and for each its pixels, its
-    centre, and the rows and columns that hold it."""
-
-    numbers: Int64[Tensor, "h w"]
-    pixels: Int64[Tensor, "n"]
-    centres: Float[Tensor, "n 2"]
-    boxes: list[tuple[slice, slice]]
-
-    @classmethod
-    def of(cls, numbers: Int64[Tensor, "h w"]) -> "Regions":
-        places = numbers.nonzero()
-        region = (numbers[places[:, 0], places[:, 1]] - 1)[:, None].expand(-1, 2)
-        pixels = sizes(numbers)
-        empty = torch.zeros(len(pixels), 2, dtype=torch.long)
-        centres = empty.double().scatter_add(0, region, places.double()) / pixels[:, None]
-        first, last = (
-            empty.scatter_reduce(0, region, places, way, include_self=False).tolist()
-            for way in ("amin", "amax")
-        )
-        boxes = [
-            (slice(top, bottom + 1), slice(left, right + 1))
-            for (top, left), (bottom, right) in zip(first, last, strict=True)
-        ]
-        return cls(numbers, pixels, centres, boxes)
-
-    def per_part(self, parts: Sequence[Part]) -> Float[Tensor, "t"]:
-        """How many of the regions have their centre in each part of the picture."""
-        return _owners(self.centres, parts).bincount(minlength=len(parts)).double()
-
-
-def _owners(centres: Float[Tensor, "n 2"], parts: Sequence[Part]) -> Int64[Tensor, "n"]:
-    """The part in which each place lies."""
-    edges = torch.tensor([[(p.rows.start, p.columns.start), (p.rows.stop, p.columns.stop)]
-                          for p in parts])  # fmt: skip
-    places = (centres + 0.5).floor()[:, None]
-    inside = (edges[:, 0] <= places) & (places < edges[:, 1])
-    return inside.all(dim=2).long().argmax(dim=1)
-
-
-def otsu(values: Float[Tensor, "..."], bins: int = 256) -> float:
-    r"""The threshold $t$ in [0, 1] that parts values best into two classes (Otsu, 1979).
-
-    It maximises the variance between them,
-    $\omega(t) \, (1 - \omega(t)) \, (\mu_1(t) - \mu_0(t))^2$, $\omega$ the share below $t$.
-    """
-    clipped = values.detach().double().clamp(0, 1).flatten()
-    share = torch.histc(clipped, bins, 0, 1) / len(clipped)
-    centres = (torch.arange(bins, dtype=torch.float64) + 0.5) / bins
-    below, mass = share.cumsum(0), (share * centres).cumsum(0)
-    between = (mass[-1] * below - mass).square() / (below * (1 - below)).clamp(min=1e-12)
-    best = (between >= between.max() * (1 - 1e-9)).nonzero()[:, 0].double()
-    return (best.mean().item() + 1) / bins  # the middle, where an empty gap makes many the best
-
-
-def find_regions(
-    bright: Bool[Tensor, "h w"], smallest: int, bridge: int = BRIDGE
-) -> Int64[Tensor, "h w"]:
-    """Bright regions of at least `smallest` pixels, numbered from 1; 0 elsewhere.
-
-    Their edges are taken off `bridge` times, what is then still connected is one region, and it
-    grows back over the bright pixels around it.
-    """
-    cores = bright
-    for _ in range(bridge):
-        cores = ~_grow(~cores)
-    labels = _spread(label(cores), bright)
-    is_large = torch.cat([torch.tensor([False]), sizes(labels) >= smallest])
-    return (is_large.cumsum(0) * is_large)[labels]
-
-
-def _grow(marked: Bool[Tensor, "h w"]) -> Bool[Tensor, "h w"]:
-    """These pixels and their four neighbours; nothing comes in from outside."""
-    wide = marked.float()[None, None]
-    down = F.max_pool2d(wide, (3, 1), stride=1, padding=(1, 0))
-    across = F.max_pool2d(wide, (1, 3), stride=1, padding=(0, 1))
-    return torch.maximum(down, across)[0, 0].bool()
-
-
-def _spread(labels: Int64[Tensor, "h w"], bright: Bool[Tensor, "h w"]) -> Int64[Tensor, "h w"]:
-    """Labels spread over the bright pixels around them, step by step to the four neighbours; where
-    two meet the larger number wins."""
-    wide = F.pad(labels, (1, 1, 1, 1))
-    flat, width = wide.view(-1), wide.shape[1]
-    rest = F.pad(bright & (labels == 0), (1, 1, 1, 1)).view(-1).nonzero()[:, 0]
-    while len(rest):
-        around = torch.stack([flat[rest + step] for step in (-width, -1, 1, width)]).amax(dim=0)
-        if not around.any():
-            break
-        flat[rest] = around
-        rest = rest[around == 0]
-    return wide[1:-1, 1:-1].contiguous()
 
 
 def _inventory(
@@ -230,19 +151,55 @@ def _inventory(
     paths: Sequence[tuple[int, ...]],
 ) -> list[Nucleus]:
     is_bright = torch.stack([regions.numbers > 0 for regions in found])
-    covered = torch.zeros(is_bright.shape[1:], dtype=torch.bool)
-    nuclei = []
-    for regions in (found[leaf] for leaf in order):
-        owners = _owners(regions.centres, parts).tolist()
-        for number, (rows, columns) in enumerate(regions.boxes):
-            pixels = regions.numbers[rows, columns] == number + 1
-            size, there = int(regions.pixels[number]), covered[rows, columns]
-            if 2 * int((there & pixels).sum()) >= size:
+    listing = Listing(is_bright.shape[1:])
+    for leaf in order:
+        for number, box in enumerate(found[leaf].boxes):
+            pixels = found[leaf].numbers[box] == number + 1
+            if same := listing.find(box, pixels):
+                listing.shown[same - 1][leaf] = True
                 continue
-            there |= pixels
-            shown = 2 * is_bright[:, rows, columns][:, pixels].sum(dim=1) >= size
-            row, column = regions.centres[number].tolist()
-            probability = min(local[owners[number], shown].sum().item(), 1.0)
-            showing = tuple(path for path, is_in in zip(paths, shown, strict=True) if is_in)
-            nuclei.append(Nucleus(row, column, size, probability, showing))
+            size = int(found[leaf].pixels[number])
+            shown = 2 * is_bright[:, *box][:, pixels].sum(dim=1) >= size
+            listing.add(box, pixels, (leaf, number), shown)
+    nuclei = []
+    for (leaf, number), shown in zip(listing.regions, listing.shown, strict=True):
+        centre = found[leaf].centres[number]
+        (tile,) = owners_of(centre[None], parts).tolist()
+        probability = min(local[tile, shown].sum().item(), 1.0)
+        showing = tuple(path for path, is_in in zip(paths, shown, strict=True) if is_in)
+        size = int(found[leaf].pixels[number])
+        nuclei.append(Nucleus(*centre.tolist(), size, probability, showing))
     return nuclei
+
+
+class Listing:
+    """The inventory as it grows: whose each pixel is, and of each nucleus the leaf and region it
+    came from, how many pixels it owns, and which leaves show it."""
+
+    def __init__(self, size: Sequence[int]) -> None:
+        self.owner = torch.zeros(*size, dtype=torch.long)
+        self.regions: list[tuple[int, int]] = []
+        self.owned: list[int] = []
+        self.shown: list[Bool[Tensor, "n"]] = []
+
+    def find(self, box: tuple[slice, slice], pixels: Bool[Tensor, "h w"]) -> int:
+        """The number, from 1, of the nucleus that a region of these pixels is; 0 if it is new."""
+        numbers, shares = self.owner[box][pixels].unique(return_counts=True)
+        overlaps = {n: s for n, s in zip(numbers.tolist(), shares.tolist(), strict=True) if n}
+        is_inside = 2 * sum(overlaps.values()) >= int(pixels.sum())
+        is_over = any(2 * share >= self.owned[n - 1] for n, share in overlaps.items())
+        return max(overlaps, key=overlaps.__getitem__) if is_inside or is_over else 0
+
+    def add(
+        self,
+        box: tuple[slice, slice],
+        pixels: Bool[Tensor, "h w"],
+        region: tuple[int, int],
+        shown: Bool[Tensor, "n"],
+    ) -> None:
+        """List a region as a nucleus, with the leaves that show it."""
+        is_own = pixels & (self.owner[box] == 0)
+        self.regions.append(region)
+        self.owned.append(int(is_own.sum()))
+        self.shown.append(shown)
+        self.owner[box][is_own] = len(self.regions)

@@ -113,17 +113,22 @@ def needs_tiles(predictor: TreePredictor, size: Sequence[int], tile: int | None)
 
 
 def check_tiles(predictor: TreePredictor, tile: int, overlap: int) -> None:
-    """Refuse tiles that cannot work."""
+    """Refuse tiles that cannot work; both sizes are multiples of the network's grid."""
     if isinstance(predictor.measurement, Inpaint):
         size = "×".join(map(str, predictor.measurement.hole.shape))
         raise ValueError(
             f"this model fills one hole in pictures of {size}, which cannot be cut into tiles; "
             "resize the picture (--resize)"
         )
-    if not 0 < overlap <= tile // 2:
+    step = predictor.multiple
+    most = tile // 2 // step * step
+    if most < 1:
+        raise ValueError(f"tiles of {tile} pixels are too small; choose at least {2 * step}")
+    if not 0 < overlap <= most:
+        rounded = f" (sizes are rounded up to multiples of {step})" if step > 1 else ""
         raise ValueError(
-            f"tiles of {tile} pixels overlap by {overlap}; choose an overlap from "
-            f"{predictor.multiple} to {tile // 2}"
+            f"tiles of {tile} pixels overlap by {overlap}{rounded}; choose an overlap from {step} "
+            f"to {most}"
         )
 
 

@@ -14,6 +14,9 @@ from posterior_trees.loss import Objective
 DEAD = 0.002
 """A leaf that fewer of the images reach counts as dead."""
 
+SETTLED = 0.05
+"""An ε below which losers hardly learn any more."""
+
 DEAF = 0.003
 """Nats about single images below which probabilities count as the same for all of them."""
 
@@ -41,9 +44,10 @@ class Health:
     def is_finite(self) -> bool:
         return bool(self.sums.isfinite().all())
 
-    def summary(self, epsilon: float) -> dict[str, Any]:
+    def summary(self, epsilon: float, is_last: bool = False) -> dict[str, Any]:
         """The epoch's means, and `warnings` of the form "what: what to do" if there are any; starts
-        the next epoch."""
+        the next epoch. While ε is large losers still learn, and a leaf may come back: it is called
+        dead once ε is below `SETTLED`, or after a run's last epoch."""
         images = self.usage.sum().clamp(min=1)
         squared, root, nll, entropy = (self.sums / images).tolist()
         usage = (self.usage / images).tolist()
@@ -56,7 +60,7 @@ class Health:
             "leaves_in_use": round(perplexity(usage), 2),
         }
         dead = [leaf for leaf, share in enumerate(usage) if share < DEAD]
-        if dead and epsilon < 0.05:
+        if dead and (is_last or epsilon < SETTLED):
             balance = "" if self.is_balanced else ", switch the balancer on (balancer.is_on=true),"
             line["warnings"] = [
                 f"leaves {dead} are reached by fewer than {DEAD:.1%} of the images: anneal longer "
@@ -76,7 +80,7 @@ class Health:
 
 def warn_of_deafness(line: dict[str, Any], progress: float) -> None:
     """Add to an epoch's log line that the head does not listen, once it had time to learn to."""
-    is_late = progress >= 0.5 and line["epsilon"] < 0.05 and len(line["leaf_usage"]) > 1
+    is_late = progress >= 0.5 and line["epsilon"] < SETTLED and len(line["leaf_usage"]) > 1
     if is_late and line.get("val_information", math.inf) < DEAF:
         deaf = (
             "every image gets the same probabilities, whatever it shows: try "

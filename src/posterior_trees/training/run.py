@@ -82,8 +82,9 @@ class Run:
         if changed:
             listed = ", ".join(f"{k}: {before[k]!r} → {now[k]!r}" for k in changed[:4])
             raise RunError(
-                f"{self.folder} holds a run of another recipe ({listed}). Use another --out "
-                "folder, or the same recipe to continue"
+                f"{self.folder} holds a run of another recipe ({listed}). Give the same recipe "
+                "to continue it, or another --out folder for a new run, which `ptrees train … "
+                f"--from {self.folder}` begins with these weights"
             )
 
 

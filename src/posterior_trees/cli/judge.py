@@ -1,0 +1,116 @@
+"""The commands `ptrees evaluate` and `ptrees figure`: numbers and pictures of a model on a split;
+heavy imports inside."""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from posterior_trees.cli.words import SPLITS, add_data, add_model, data_folder
+
+SEEN_APART = 0.25
+"""Pixels between the truth and the root of pairs from which on `evaluate` speaks of it."""
+
+
+def add_evaluate(commands: Any) -> None:
+    evaluate = commands.add_parser("evaluate", help="PSNR, NLL and leaf use of a model on a split")
+    add_model(evaluate)
+    add_data(evaluate)
+    evaluate.add_argument("--split", choices=SPLITS, default="test")
+    evaluate.add_argument("--limit", type=int, help="only the first N images")
+    evaluate.add_argument("--json", type=Path, help="file for the numbers")
+    evaluate.set_defaults(run=run_evaluate)
+
+
+def add_figure(commands: Any) -> None:
+    figure = commands.add_parser("figure", help="paper-style figure of trees of a split's images")
+    add_model(figure)
+    add_data(figure)
+    figure.add_argument("--split", choices=SPLITS, default="test")
+    figure.add_argument("--images", type=int, nargs="*", help="image numbers [evenly spaced]")
+    figure.add_argument("--count", type=int, default=6, help="how many evenly spaced images [6]")
+    figure.add_argument("--out", type=Path, required=True, help=".png, .jpg, .svg or .pdf file")
+    figure.set_defaults(run=run_figure)
+
+
+def run_evaluate(arguments: argparse.Namespace) -> None:
+    from posterior_trees.checkpoint import load, load_recipe
+    from posterior_trees.data import load_evaluation
+    from posterior_trees.evaluate import report, score, seconds_per_image
+    from posterior_trees.metrics import information
+    from posterior_trees.progress import track
+    from posterior_trees.store import write_bytes
+
+    recipe, predictor = load_recipe(arguments.model), load(arguments.model)
+    images = load_evaluation(recipe.data, data_folder(arguments), arguments.split)
+    if arguments.limit is not None:
+        if arguments.limit < 1:
+            raise ValueError(f"--limit is {arguments.limit}; it must be at least 1")
+        images = images.subset(range(min(arguments.limit, len(images))))
+    batch_size = recipe.training.evaluation_batch
+    scores = score(
+        predictor, images, batch_size=batch_size, seed=recipe.seed, watch=track("evaluating")
+    )
+    names = {"model": str(arguments.model), "task": recipe.task, "split": arguments.split}
+    table: dict[str, Any] = report(predictor, scores, **names)
+    table |= {"seconds_per_image": seconds_per_image(predictor, images), "nfe": 1}
+    print_scores(table)
+    if predictor.num_leaves > 1:
+        told = information(scores["probs"])
+        print(f"probabilities tell {told:.3f} nats about single images (0: all get the same ones)")
+    if arguments.json:
+        write_bytes(arguments.json, (json.dumps(table, indent=1) + "\n").encode())
+
+
+def run_figure(arguments: argparse.Namespace) -> None:
+    from posterior_trees.checkpoint import load, load_recipe
+    from posterior_trees.data import load_evaluation
+    from posterior_trees.examples import save_examples
+
+    if arguments.count < 1:
+        raise ValueError(f"--count is {arguments.count}; it must be at least 1")
+    recipe, predictor = load_recipe(arguments.model), load(arguments.model)
+    images = load_evaluation(recipe.data, data_folder(arguments), arguments.split)
+    save_examples(
+        arguments.out,
+        predictor,
+        images,
+        indices=arguments.images or None,
+        count=arguments.count,
+        seed=recipe.seed,
+    )
+    print(arguments.out)
+
+
+def print_scores(table: dict[str, Any]) -> None:
+    """The numbers of an evaluation, a row per depth and a row per leaf."""
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    grid = Table(
+        title=f"{table['model']} · {table['task']} · {table['split']} ({table['n']} images)",
+        caption="mean ± standard deviation over images",
+    )
+    grid.add_column("depth", justify="right")
+    names = [k for k in ("psnr_hole", "psnr", "nll", "entropy") if table[k]]
+    for name in names:
+        grid.add_column(name, justify="right")
+    for depth in range(len(table["branching"]) + 1):
+        cells = [f"{table[n][depth]['mean']:.3f} ± {table[n][depth]['std']:.3f}" for n in names]
+        grid.add_row(str(depth), *cells)
+    console.print(grid)
+    leaves = Table(title="leaves")
+    for name in ("leaf", "frequency", "probability", "psnr", "root psnr"):
+        leaves.add_column(name, justify="right")
+    for number, leaf in enumerate(table["leaves"]):
+        cells = ["–" if v is None else f"{v:.3f}" for v in leaf.values()]
+        leaves.add_row(str(number), *cells)
+    console.print(leaves)
+    rows, columns = table.get("offset", (0.0, 0.0))
+    if max(abs(rows), abs(columns)) >= SEEN_APART:
+        console.print(
+            f"x lies {rows:+.2f} rows and {columns:+.2f} columns from where the root expects it. "
+            "If the images of a pair were recorded apart, add this to data.shift and train again"
+        )
+    console.print(f"{1000 * table['seconds_per_image']:.3f} ms per image, one network evaluation")

@@ -1,0 +1,135 @@
+"""The commands `ptrees train` and `ptrees study`: recipes become models; heavy imports inside."""
+
+import argparse
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from posterior_trees.cli.hardware import add_accelerator
+from posterior_trees.cli.words import add_changes, add_data, command_line, data_folder
+
+if TYPE_CHECKING:
+    from posterior_trees.data import ImageSet
+
+DARK, LOOKED_AT = 0.1, 64
+"""A set is dark whose brightest pixel, in so many of its images, is below this share of white."""
+
+
+def add_train(commands: Any) -> None:
+    train = commands.add_parser("train", help="train a recipe, or continue its run")
+    train.add_argument("recipe", type=Path, help="a TOML file, see recipes/")
+    train.add_argument("--out", type=Path, required=True, help="run folder")
+    add_data(train)
+    add_changes(train, "change a recipe key, e.g. training.epochs=10")
+    train.add_argument("--from", metavar="MODEL", dest="start",
+                       help="begin with the weights of a model of the same layout")  # fmt: skip
+    add_accelerator(train)
+    train.add_argument("--devices", type=int, default=1, help="processes, one per device [1]")
+    train.add_argument("--dry-run", action="store_true", help="print the resolved recipe and stop")
+    train.set_defaults(run=run_train)
+
+
+def add_study(commands: Any) -> None:
+    study = commands.add_parser("study", help="train, judge, draw and export several recipes")
+    study.add_argument("recipes", nargs="+", type=Path, metavar="RECIPE")
+    study.add_argument("--out", type=Path, required=True, help="folder for what comes out")
+    study.add_argument("--runs", type=Path, default=Path("runs"), help="folder of the runs [runs]")
+    add_data(study)
+    add_changes(study, "change a key of all recipes")
+    study.add_argument("--minutes", type=float, help="stop training then; run again to continue")
+    study.add_argument("--plain", action="store_true", help="also train plain MSE counterparts")
+    add_accelerator(study)
+    study.set_defaults(run=run_study)
+
+
+def run_train(arguments: argparse.Namespace) -> None:
+    from posterior_trees.recipe import read_recipe, write_recipe
+
+    recipe = read_recipe(arguments.recipe, arguments.changes)
+    if arguments.dry_run:
+        print(write_recipe(recipe), end="")
+        return
+    from posterior_trees.progress import Progress
+    from posterior_trees.train import fit, load_images
+
+    out, title = arguments.out, f"training {recipe.task or arguments.recipe.stem}"
+    if (out / "log.jsonl").is_file() and not (out / "state.safetensors").is_file():
+        print(f"{out} has a log and no saved state: the run begins anew", file=sys.stderr)
+    is_first = os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0")) == "0"
+    images = load_images(recipe, data_folder(arguments))
+    if is_first and (warning := darkness(images[0])):
+        print(f"warning: {warning}", file=sys.stderr)
+    is_alone = arguments.devices == 1 and "WORLD_SIZE" not in os.environ
+    with Progress(title, can_stop=is_alone) as progress:
+        fit(
+            recipe,
+            out,
+            images=images,
+            start=arguments.start,
+            accelerator=arguments.accelerator,
+            devices=arguments.devices,
+            report=progress.epoch,
+            watch=progress.steps,
+        )
+    if progress.is_stopped:
+        print(f"stopped and saved: {out} (the same command continues)", file=sys.stderr)
+        raise SystemExit(130)
+    if is_first:
+        print_end(out, arguments.data)
+
+
+def darkness(images: "ImageSet") -> str:
+    """What is odd about a set that hardly uses its range, or nothing."""
+    from posterior_trees.examples import evenly_spaced
+
+    brightest: dict[str, float] = {}
+    for number in evenly_spaced(len(images), LOOKED_AT):
+        for name, pixels in zip(("x", "y"), images.batch([number]), strict=True):
+            if pixels is not None:
+                brightest[name] = max(brightest.get(name, 0.0), pixels.max().item())
+    dark = [f"{value:.1%} ({name})" for name, value in brightest.items() if value < DARK]
+    if not dark:
+        return ""
+    return (
+        f"the brightest training pixels are {' and '.join(dark)} of white. A camera's 12 bits in "
+        "16-bit files? Stretch the images first (docs/data.md)"
+    )
+
+
+def print_end(run: Path, data: Path | None) -> None:
+    """What a finished run has, whether its probabilities were changed, and what to do next."""
+    from posterior_trees.store import read_facts
+
+    if record := read_facts(run / "best.safetensors")["about"].get("calibration"):
+        print(describe_calibration(record))
+    hint = command_line("ptrees", "evaluate", run, data=data)
+    print(f"done: {run}/best.safetensors (evaluate it with: {hint})")
+
+
+def describe_calibration(record: dict[str, Any]) -> str:
+    """One line about the record that `training/calibrate.py` keeps in a model."""
+    images = f"{record['images']} validation images"
+    if record["strength"] == 1 and not any(record["offsets"]):
+        return f"calibration left the probabilities as trained: {images} ask for no change"
+    before, after = (record[f"nll_{moment}"][-1] for moment in ("before", "after"))
+    return f"calibration changed the probabilities: NLL of {images} {before:.3f} → {after:.3f}"
+
+
+def run_study(arguments: argparse.Namespace) -> None:
+    from posterior_trees.study import run_study as run
+
+    rows = run(
+        arguments.recipes,
+        arguments.out,
+        data=data_folder(arguments),
+        runs=arguments.runs,
+        minutes=arguments.minutes,
+        changes=arguments.changes,
+        with_plain=arguments.plain,
+        accelerator=arguments.accelerator,
+        say=lambda text: print(text, flush=True),
+    )
+    failed = [row["name"] for row in rows if row["state"] == "failed"]
+    if failed:
+        raise RuntimeError(f"{', '.join(failed)} failed; {arguments.out}/study.json says why")
