@@ -76,25 +76,28 @@ class Feed:
     def measured(self, mine: Tensor, step: int) -> tuple[Tensor, Tensor]:
         """Clean images and measurements of this process. It draws the random numbers of the whole
         batch, and gives each image those of its place there, however many processes there are."""
-        generator, spec = self.generator(step, 3), self.recipe.data
+        generator = self.generator(step, 3)
         x, y = self.images.batch(mine)
         if self.processes > 1:
             x = x.repeat_interleave(self.processes, dim=0)
             y = None if y is None else y.repeat_interleave(self.processes, dim=0)
-        if spec.augment or spec.patch:
-            x, y = augment(x, y, spec.augment, spec.patch, generator)
-        y = self.predictor.measure(x, generator) if y is None else y
+        x, y = self._measure(x, y, generator)
         return self.share(x), self.share(y)
 
     def glance(self, most: int, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
         """Batches of at most `most` different images, with measurements; alike in all processes."""
-        spec = self.recipe.data
         chosen = torch.randperm(len(self.images), generator=generator)[:most]
         for indices in chosen.split(self.batch_size):
-            x, y = self.images.batch(indices.to(self.predictor.device))
-            if spec.augment or spec.patch:
-                x, y = augment(x, y, spec.augment, spec.patch, generator)
-            yield x, self.predictor.measure(x, generator) if y is None else y
+            yield self._measure(*self.images.batch(indices.to(self.predictor.device)), generator)
+
+    def _measure(
+        self, x: Tensor, y: Tensor | None, generator: torch.Generator
+    ) -> tuple[Tensor, Tensor]:
+        """Images as training sees them, and what is measured of them unless it came along."""
+        spec = self.recipe.data
+        if spec.augment or spec.patch:
+            x, y = augment(x, y, spec.augment, spec.patch, generator)
+        return x, self.predictor.measure(x, generator) if y is None else y
 
     def generator(self, step: int, purpose: int) -> torch.Generator:
         number = (self.recipe.seed * 1_000_003 + purpose) * 1_000_003 + step
