@@ -70,21 +70,23 @@ def objective(
     rate: float | int = 0.0,
     usual: Sequence[Float[Tensor, "_"]] | None = None,
     guide: tuple[Sequence[Float[Tensor, "b _"]], Tensor] | None = None,
+    apart: Sequence[Float[Tensor, "b _"]] | None = None,
 ) -> Objective:
     """Both losses in one pass over the nodes.
 
     With `handicaps` (a factor for the nodes of each level) the squared errors follow the path of
     the smallest error times handicap; see `training/conscience.py`. With a `rate` they follow the
-    path of the smallest `costs`, `usual` being theirs. All else follows the path as it is. While
-    the number of a `guide` is above 0, everything follows the path of its smallest distances; see
-    `training/seeds.py`.
+    path of the smallest `costs`, `usual` being theirs. What is smallest is told by `apart`, errors
+    of the nodes in a part of the picture, where they are given; see `training/focus.py`. All else
+    follows the path as it is. While the number of a `guide` is above 0, everything follows the path
+    of its smallest distances; see `training/seeds.py`.
     """
     errors = tree.errors(x)
     winners = taught = tree.winners(errors)
     if guide is not None:
         winners = _either(guide[1] > 0, tree.winners(guide[0]), winners)
     path = tree.follow(winners)
-    weighed = errors
+    weighed = errors if apart is None else apart
     if handicaps is not None:
         weighed = [e * h for e, h in zip(weighed, handicaps, strict=True)]
     if rate:

@@ -133,11 +133,21 @@ def check(recipe: Recipe) -> None:
     if len(recipe.data.size) not in (0, 2):
         size = list(recipe.data.size)
         raise RecipeError(f"data.size is {size}; write [height, width], or [] for as stored")
+    _check_focus(recipe.loss.focus)
     if not 0 <= recipe.balancer.floor < 1:
         raise RecipeError(f"balancer.floor is {recipe.balancer.floor}; it must be in [0, 1)")
     if recipe.loss.epsilon_floor > 1:
         raise RecipeError(f"loss.epsilon_floor is {recipe.loss.epsilon_floor}; it is at most 1")
     _check_together(recipe)
+
+
+def _check_focus(focus: tuple[float, ...]) -> None:
+    top, bottom, left, right = focus if len(focus) == 4 else (0.0, 0.0, 0.0, 0.0)
+    if focus and not (0 <= top < bottom <= 1 and 0 <= left < right <= 1):
+        raise RecipeError(
+            f"loss.focus is {list(focus)}; write [top, bottom, left, right] as shares of "
+            "height and width, such as [0.5, 1.0, 0.25, 0.75], or [] for the whole picture"
+        )
 
 
 def _check_together(recipe: Recipe) -> None:

@@ -23,6 +23,7 @@ from posterior_trees.predictor import TreePredictor
 from posterior_trees.recipe import Recipe
 from posterior_trees.training.conscience import handicaps, note_taught, start_bias, strength_at
 from posterior_trees.training.devices import gather_leaves, sum_over_processes
+from posterior_trees.training.focus import errors_inside, inside
 from posterior_trees.training.health import Health
 from posterior_trees.training.optimize import Average, Schedule, load_slots, make_optimizer
 from posterior_trees.training.seeds import coarse, distances, find_centres, start_centres
@@ -67,7 +68,8 @@ class Learner:
         """One optimiser step on this process's part of a batch, whose losses count by `weights`.
         Returns the leaves that the images of the whole batch reach, until the next call."""
         if self.recipe.loss.seeds and not self.centres:
-            self.centres = start_centres(x[0], self.predictor.branching)
+            part = inside(x[0], self.recipe.loss.focus)
+            self.centres = start_centres(part, self.predictor.branching)
         self._set_numbers(step)
         return self._learn(x, y, weights)
 
@@ -133,8 +135,10 @@ class Learner:
         if spec.rate and spec.is_rate_relative:
             usual = [self._mean(level.detach().exp().mean(dim=0)) for level in tree.log_probs]
         if spec.seeds:
-            guide = distances(coarse(x - tree.root), self.centres), is_guided
-        return objective(tree, x, epsilon, factors, spec.rate, usual, guide)
+            missed = inside(x - tree.root, spec.focus)
+            guide = distances(coarse(missed), self.centres), is_guided
+        apart = errors_inside(tree, x, spec.focus) if spec.focus else None
+        return objective(tree, x, epsilon, factors, spec.rate, usual, guide, apart)
 
     @torch.no_grad()
     def seed(
@@ -144,7 +148,9 @@ class Learner:
     ) -> None:
         """Find the centres that leaves begin at, from images and their measurements."""
         self.network.eval()
-        rows = torch.cat([coarse(x - self.predictor(y).root) for x, y in batches])
+        focus = self.recipe.loss.focus
+        missed = (inside(x - self.predictor(y).root, focus) for x, y in batches)
+        rows = torch.cat([coarse(part) for part in missed])
         found = self.fabric.broadcast(find_centres(rows, self.predictor.branching, generator))
         self.centres = self.centres or found
         for place, level in zip(self.centres, found, strict=True):

@@ -1,0 +1,87 @@
+"""Children told apart by a part of the picture."""
+
+import pytest
+import torch
+
+from posterior_trees import grow
+from posterior_trees.data import ImageSet
+from posterior_trees.loss import objective
+from posterior_trees.recipe import RecipeError
+from posterior_trees.train import fit
+from posterior_trees.training.focus import errors_inside, inside
+
+PART = (0.0, 0.5, 0.5, 1.0)
+
+
+def seeded() -> torch.Generator:
+    return torch.Generator().manual_seed(0)
+
+
+def random_tree(b: int = 32):
+    leaves = torch.rand(b, 9, 1, 8, 8, generator=seeded(), dtype=torch.float64)
+    log_probs = torch.randn(b, 9, generator=seeded(), dtype=torch.float64).log_softmax(dim=1)
+    x = torch.rand(b, 1, 8, 8, generator=seeded(), dtype=torch.float64)
+    return grow(leaves, log_probs, (3, 3)), x
+
+
+def test_a_part_scales_with_the_image() -> None:
+    x = torch.arange(64.0).view(1, 8, 8)
+    assert torch.equal(inside(x, ()), x)
+    assert torch.equal(inside(x, (0.0, 1.0, 0.0, 1.0)), x)
+    assert torch.equal(inside(x, PART), x[:, :4, 4:])
+    large = x.repeat_interleave(4, dim=1).repeat_interleave(4, dim=2)
+    assert torch.equal(inside(large, PART)[:, ::4, ::4], x[:, :4, 4:])
+    assert inside(x, (0.99, 1.0, 0.5, 0.51)).numel() == 1, "never without a pixel"
+
+
+def test_the_whole_picture_as_a_part_changes_nothing() -> None:
+    tree, x = random_tree()
+    whole = errors_inside(tree, x, (0.0, 1.0, 0.0, 1.0))
+    for ours, theirs in zip(
+        objective(tree, x, 0.1, apart=whole), objective(tree, x, 0.1), strict=True
+    ):
+        assert ours is theirs is None or torch.equal(ours, theirs)
+
+
+def test_the_part_says_who_learns_and_all_pixels_what() -> None:
+    tree, x = random_tree()
+    path = grow(inside(tree.leaves, PART), tree.log_probs[-1], (3, 3)).descend(inside(x, PART))
+    loss = objective(tree, x, 0.0, apart=errors_inside(tree, x, PART))
+    levels = zip(tree.errors(x), path.T, strict=True)
+    along = [errors.gather(1, nodes.unsqueeze(1)).squeeze(1) for errors, nodes in levels]
+    assert torch.allclose(loss.squared, torch.stack(along).sum(dim=0))
+    assert not torch.equal(path, tree.descend(x))
+    assert torch.equal(loss.leaf, tree.descend(x)[:, -1]), "the probabilities learn the usual path"
+
+
+@pytest.mark.parametrize("seeds", [0, 2])
+def test_children_differ_in_the_part(tmp_path, recipe, seeds) -> None:
+    """A loud spot on the left and a quiet one on the right come and go, each by itself. Two
+    children tell the loud one apart, unless the quiet one is asked for."""
+    comes = (torch.rand(96, 2, generator=seeded()) < 0.5).float()
+    x = torch.zeros(96, 1, 8, 8)
+    x[:, 0, 1:4, 0:3] = 0.9 * comes[:, 0, None, None]
+    x[:, 0, 1:4, 5:8] = 0.4 * comes[:, 1, None, None]
+    images = ImageSet((255 * x).to(torch.uint8))
+    changes = ("tree.branching=2", "tree.depth=1", "training.epochs=12", "optimizer.lr=0.01", "network.c_init=4",
+               "loss.epsilon_start=2", "loss.epsilon_scale=0.5", f"loss.seeds={seeds}")  # fmt: skip
+
+    def differences(*more: str) -> tuple[float, float]:
+        run = tmp_path / str(len(more))
+        predictor = fit(recipe(*changes, *more), run, images=(images, None), accelerator="cpu")
+        tree = predictor(predictor.measure(x[:1]))
+        apart = (tree.leaves[0, 0] - tree.leaves[0, 1])[0].abs()
+        return apart[1:4, 0:3].mean().item(), apart[1:4, 5:8].mean().item()
+
+    loud, quiet = differences()
+    assert loud > 0.6
+    assert quiet < 0.2
+    loud, quiet = differences("loss.focus=[0.0, 0.5, 0.5, 1.0]")
+    assert quiet > 0.25
+    assert loud < 0.3
+
+
+@pytest.mark.parametrize("focus", ["[0.5]", "[0.5, 0.2, 0.0, 1.0]", "[0.0, 1.0, 0.0, 1.5]"])
+def test_a_part_outside_the_picture_is_refused(recipe, focus) -> None:
+    with pytest.raises(RecipeError, match=r"loss\.focus is \[.*top, bottom, left, right"):
+        recipe(f"loss.focus={focus}")
