@@ -465,7 +465,11 @@ def test_predict_names_what_it_wrote_and_warns_of_a_misfit(ptrees, place, tmp_pa
 
 def test_figure_draws_the_images_that_are_asked_for(ptrees, place, tmp_path) -> None:
     words = ["figure", place / "model.safetensors", "--data", place / "data"]
-    for name, options in (("a.png", ["--count", 2]), ("b.svg", ["--images", 3, 5, 7])):
+    for name, options in (
+        ("a.png", ["--count", 2]),
+        ("b.svg", ["--images", 3, 5, 7]),
+        ("c.png", ["--count", 1, "--closer"]),
+    ):
         code, out, _ = ptrees(*words, "--out", tmp_path / name, *options)
         assert (code, out.strip()) == (0, str(tmp_path / name))
         assert (tmp_path / name).stat().st_size > 1000

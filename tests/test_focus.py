@@ -63,8 +63,9 @@ def test_children_differ_in_the_part(tmp_path, recipe, seeds) -> None:
     x[:, 0, 1:4, 0:3] = 0.9 * comes[:, 0, None, None]
     x[:, 0, 1:4, 5:8] = 0.4 * comes[:, 1, None, None]
     images = ImageSet((255 * x).to(torch.uint8))
-    changes = ("tree.branching=2", "tree.depth=1", "training.epochs=12", "optimizer.lr=0.01", "network.c_init=4",
-               "loss.epsilon_start=2", "loss.epsilon_scale=0.5", f"loss.seeds={seeds}")  # fmt: skip
+    changes = ("tree.branching=2", "tree.depth=1", "training.epochs=12", "optimizer.lr=0.01",
+               "network.c_init=4", "loss.epsilon_start=2", "loss.epsilon_scale=0.5",
+               f"loss.seeds={seeds}")  # fmt: skip
 
     def differences(*more: str) -> tuple[float, float]:
         run = tmp_path / str(len(more))

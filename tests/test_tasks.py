@@ -377,6 +377,12 @@ def test_a_study_outlives_failures_and_a_lack_of_time(data, tmp_path, monkeypatc
     assert [row["state"] for row in rows] == ["failed", "stopped"]
     assert "the set 'nobody' is not in" in rows[0]["message"]
     assert "give it more time" in rows[1]["message"]
-    monkeypatch.setattr("posterior_trees.study.save_examples", lambda *_, **__: None)
+    drawn = []
+    monkeypatch.setattr(
+        "posterior_trees.study.save_examples", lambda file, *_, **__: drawn.append(file.name)
+    )
     rows = run_study([slow], tmp_path / "out", say=lambda text: None, **options)
     assert [row["state"] for row in rows] == ["done"]
+    mouths = small_recipe(tmp_path, "faces_mouth")
+    run_study([mouths], tmp_path / "out", say=lambda text: None, **options)
+    assert drawn == ["shoes_from_edges.jpg", "faces_mouth.jpg", "faces_mouth_closer.jpg"]

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 from posterior_trees.data import ImageSet
-from posterior_trees.measure import measure_each
+from posterior_trees.measure import Inpaint, measure_each
 from posterior_trees.predictor import TreePredictor
 from posterior_trees.tree import Tree
 
@@ -33,6 +33,21 @@ def predict_examples(
     return tree.to("cpu"), y.cpu(), x.cpu()
 
 
+def around_hole(predictor: TreePredictor) -> tuple[slice, slice]:
+    """Rows and columns of the hole that a model fills, and a sixteenth of the picture around it."""
+    if not isinstance(predictor.measurement, Inpaint) or predictor.measurement.hole.ndim != 2:
+        raise ValueError(
+            f"{predictor.name or 'this model'} fills no hole that a figure could come closer to; "
+            "leave out --closer"
+        )
+    hole, sides = predictor.measurement.hole, []
+    for size, hidden in ((hole.shape[0], hole.any(dim=1)), (hole.shape[1], hole.any(dim=0))):
+        places = hidden.nonzero()
+        first, last, margin = int(places.min()), int(places.max()), max(hole.shape) // 16
+        sides.append(slice(max(first - margin, 0), min(last + margin + 1, size)))
+    return sides[0], sides[1]
+
+
 def save_examples(
     file: Path,
     predictor: TreePredictor,
@@ -42,12 +57,18 @@ def save_examples(
     count: int = 3,
     seed: int = 0,
     dpi: int = 200,
+    is_closer: bool = False,
 ) -> None:
-    """Draw the trees of some images, evenly spaced unless `indices` says which."""
+    """Draw the trees of some images, evenly spaced unless `indices` says which; if `is_closer` only
+    the hole and its surroundings, where all answers differ."""
     from posterior_trees.figure import save_figure
 
     chosen = indices or evenly_spaced(len(images), count)
     was_training = predictor.training
     tree, y, x = predict_examples(predictor.eval(), images, chosen, seed)
     predictor.train(was_training)
+    if is_closer:
+        part = ..., *around_hole(predictor)
+        levels = [images[part] for images in tree.images]
+        tree, y, x = Tree(levels, tree.log_probs, tree.branching), y[part], x[part]
     save_figure(tree, file, y=y, x=x, dpi=dpi)

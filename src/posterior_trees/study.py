@@ -5,6 +5,7 @@ OUT/<name>.json               what `ptrees evaluate --json` writes, of the expor
 OUT/<name>.safetensors        the weights in bfloat16
 OUT/<name>_scores.safetensors every value per test image, for paired comparisons
 OUT/<name>.jpg                trees of six evenly spaced test images
+OUT/<name>_closer.jpg         … the hole and what is around it, where a small one is filled
 OUT/<name>.jsonl              the log of the training
 OUT/study.json                a row per recipe: how it ended, and what it gains over its root and
                               over the plain network, as paired 95 % bootstrap intervals
@@ -31,12 +32,16 @@ from posterior_trees.checkpoint import export_model, load
 from posterior_trees.data import load_evaluation
 from posterior_trees.evaluate import report, score, seconds_per_image
 from posterior_trees.examples import save_examples
+from posterior_trees.measure import Inpaint
 from posterior_trees.metrics import summarize
+from posterior_trees.predictor import TreePredictor
 from posterior_trees.recipe import Recipe, read_recipe
 from posterior_trees.train import fit
 from posterior_trees.training.run import read_log
 
 SHOWN = 6
+SMALL = 0.33
+"""Share of the picture below which a hole is drawn from closer too."""
 PLAIN = "_plain"
 
 
@@ -135,12 +140,22 @@ def judge(recipe: Recipe, run: Path, out: Path, data: str | PathLike[str] | None
     store.write_bytes(out / f"{run.name}.json", (json.dumps(table, indent=1) + "\n").encode())
     store.write(out / f"{run.name}_scores.safetensors", scores, {"names": images.names})
     figure = out / f"{run.name}.jpg"
-    save_examples(figure, predictor, images, count=SHOWN, seed=recipe.seed, dpi=140)
+    shown: dict[str, Any] = {"count": SHOWN, "seed": recipe.seed, "dpi": 140}
+    save_examples(figure, predictor, images, **shown)
+    if has_small_hole(predictor):
+        closer = figure.with_stem(f"{run.name}_closer")
+        save_examples(closer, predictor, images, **shown, is_closer=True)
     last = read_log(run / "log.jsonl")[-1]
     is_done = last["epoch"] == recipe.training.epochs
     row = {"state": "done" if is_done else "stopped", "epochs": last["epoch"]}
     row |= {"training_seconds": last["seconds"], "commit": predictor.about.get("commit")}
     return row | gains(scores, run.name, out)
+
+
+def has_small_hole(predictor: TreePredictor) -> bool:
+    """Whether a figure of whole pictures shows mostly what is known."""
+    measurement = predictor.measurement
+    return isinstance(measurement, Inpaint) and measurement.hole.float().mean().item() < SMALL
 
 
 def gains(scores: dict[str, Tensor], name: str, out: Path) -> dict[str, Any]:

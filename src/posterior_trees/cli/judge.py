@@ -29,6 +29,7 @@ def add_figure(commands: Any) -> None:
     figure.add_argument("--split", choices=SPLITS, default="test")
     figure.add_argument("--images", type=int, nargs="*", help="image numbers [evenly spaced]")
     figure.add_argument("--count", type=int, default=6, help="how many evenly spaced images [6]")
+    figure.add_argument("--closer", action="store_true", help="only the hole and what is around it")
     figure.add_argument("--out", type=Path, required=True, help=".png, .jpg, .svg or .pdf file")
     figure.set_defaults(run=run_figure)
 
@@ -78,6 +79,7 @@ def run_figure(arguments: argparse.Namespace) -> None:
         indices=arguments.images or None,
         count=arguments.count,
         seed=recipe.seed,
+        is_closer=arguments.closer,
     )
     print(arguments.out)
 
