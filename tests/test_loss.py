@@ -7,7 +7,7 @@ import torch
 from test_tree import random_tree
 
 from posterior_trees import epsilon_at, grow, probability_loss, tree_loss
-from posterior_trees.loss import costs, objective
+from posterior_trees.loss import costs, objective, per_level
 
 
 def setup(branching=3, depth=2):
@@ -126,6 +126,21 @@ def test_a_rate_changes_only_whom_the_truth_teaches():
     torch.testing.assert_close(dear.squared, want)
     for part in ("nll", "entropy", "root", "leaf"):
         assert torch.equal(getattr(dear, part), getattr(plain, part))
+
+
+def test_every_level_may_have_a_rate_of_its_own():
+    tree, x = setup()
+    errors = tree.errors(x)
+    for rates, level in (([0.3, 0.0], 1), ([0.0, 0.3], 2)):
+        mixed, both = costs(tree, errors, rates), costs(tree, errors, 0.3)
+        assert torch.equal(mixed[level], both[level])
+        assert torch.equal(mixed[3 - level], errors[3 - level])
+    same = objective(tree, x, 0.1, rate=(0.2,)).squared
+    assert torch.equal(same, objective(tree, x, 0.1, rate=[0.2, 0.2]).squared)
+    assert torch.equal(same, objective(tree, x, 0.1, rate=0.2).squared)
+    assert per_level([0.1, 0.2], 0) == []
+    with pytest.raises(ValueError, match="3 rates for a tree of depth 2"):
+        costs(tree, errors, [0.1, 0.2, 0.3])
 
 
 def test_a_rate_moves_the_border_between_two_leaves_towards_the_rarer():

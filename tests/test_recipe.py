@@ -266,3 +266,17 @@ def test_a_saved_recipe_does_not_follow_what_its_task_says_later():
     assert parse_resolved(before, "saved") == parse_recipe(text)
     assert parse_resolved(older, "saved").data.shift == ()  # the key came later
     assert parse_recipe(older).data.shift == (0.1, -0.7)
+
+
+def test_a_rate_is_one_number_or_one_for_each_level() -> None:
+    def rate(*changes: str) -> tuple[float, ...]:
+        return parse_recipe(DIGITS, changes).loss.rate
+
+    assert rate() == rate("loss.rate=0") == (0.0,)
+    assert rate("loss.rate=0.1") == rate("loss.rate=[0.1]") == (0.1,)
+    assert rate("loss.rate=[0.2, 0.1]", "tree.depth=2") == (0.2, 0.1)
+    assert rate("loss.rate=[0.2, 0.1]", "tree.depth=0") == (0.2, 0.1), "a plain network has none"
+    for wrong in ("-0.1", "[]", "[0.1, 0.2, 0.3]", "[0.1, nan]"):
+        assert "one number of at least 0, or 2 of them" in refused(DIGITS, f"loss.rate={wrong}")
+    text = write_recipe(parse_recipe(DIGITS, ("loss.rate=0.1",)))
+    assert parse_recipe(text).loss.rate == (0.1,)

@@ -67,7 +67,7 @@ def objective(
     x: Float[Tensor, "b *shape"],
     epsilon: float | int | Tensor = 0.0,
     handicaps: Sequence[Float[Tensor, "_"]] | None = None,
-    rate: float | int = 0.0,
+    rate: float | int | Sequence[float] = 0.0,
     usual: Sequence[Float[Tensor, "_"]] | None = None,
     guide: tuple[Sequence[Float[Tensor, "b _"]], Tensor] | None = None,
     apart: Sequence[Float[Tensor, "b _"]] | None = None,
@@ -89,7 +89,7 @@ def objective(
     weighed = errors if apart is None else apart
     if handicaps is not None:
         weighed = [e * h for e, h in zip(weighed, handicaps, strict=True)]
-    if rate:
+    if any(per_level(rate, tree.depth)):
         weighed = costs(tree, weighed, rate, usual)
     if weighed is not errors:
         taught = tree.winners(weighed)
@@ -109,7 +109,7 @@ def objective(
 def costs(
     tree: Tree,
     errors: Sequence[Float[Tensor, "b _"]],
-    rate: float | int,
+    rate: float | int | Sequence[float],
     usual: Sequence[Float[Tensor, "_"]] | None = None,
 ) -> list[Float[Tensor, "b _"]]:
     r"""What it takes to describe the truth by a child: its squared error, and how unexpected it is,
@@ -125,12 +125,27 @@ def costs(
     probabilities $\bar\alpha$ of the nodes of every level averaged over many y, only what y itself
     says counts: $\ln (\alpha_{nk} / \alpha_n) - \ln (\bar\alpha_{nk} / \bar\alpha_n)$, the
     information that y has on the child. Probabilities that do not depend on y then change nothing.
+
+    $\lambda$ may differ from level to level: deep siblings are more alike, and weigh it more.
     """
     surprises = surprise(tree.branching, tree.log_probs)
     if usual is not None:
         expected = surprise(tree.branching, [level.log().unsqueeze(0) for level in usual])
         surprises = [s - e for s, e in zip(surprises, expected, strict=True)]
-    return [e + rate * errors[0] * s for e, s in zip(errors, surprises, strict=True)]
+    rates = [0.0, *per_level(rate, tree.depth)]
+    return [e + r * errors[0] * s for e, r, s in zip(errors, rates, surprises, strict=True)]
+
+
+def per_level(rate: float | int | Sequence[float], depth: int) -> list[float]:
+    """The rates of the levels below the root; one number is that of all of them."""
+    rates = [float(r) for r in ([rate] if isinstance(rate, float | int) else rate)]
+    if len(rates) == 1 or not depth:
+        return rates[:1] * depth
+    if len(rates) != depth:
+        raise ValueError(
+            f"{len(rates)} rates for a tree of depth {depth}; give one, or one for each level"
+        )
+    return rates
 
 
 def surprise(

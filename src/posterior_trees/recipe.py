@@ -134,6 +134,7 @@ def check(recipe: Recipe) -> None:
         size = list(recipe.data.size)
         raise RecipeError(f"data.size is {size}; write [height, width], or [] for as stored")
     _check_focus(recipe.loss.focus)
+    _check_rate(recipe.loss.rate, recipe.tree.depth)
     if not 0 <= recipe.balancer.floor < 1:
         raise RecipeError(f"balancer.floor is {recipe.balancer.floor}; it must be in [0, 1)")
     if recipe.loss.epsilon_floor > 1:
@@ -147,6 +148,15 @@ def _check_focus(focus: tuple[float, ...]) -> None:
         raise RecipeError(
             f"loss.focus is {list(focus)}; write [top, bottom, left, right] as shares of "
             "height and width, such as [0.5, 1.0, 0.25, 0.75], or [] for the whole picture"
+        )
+
+
+def _check_rate(rate: tuple[float, ...], depth: int) -> None:
+    fits = len(rate) in (1, depth) or (rate and not depth)
+    if not fits or not all(r >= 0 for r in rate):
+        raise RecipeError(
+            f"loss.rate is {list(rate)}; write one number of at least 0, or {depth} of them, one "
+            "for each level of the tree"
         )
 
 

@@ -132,7 +132,7 @@ class Learner:
         factors = handicaps(wins[0], self.predictor.branching, wins[1]) if wins else None
         tree = self.predictor.assemble(leaves, y)
         spec, usual, guide = self.recipe.loss, None, None
-        if spec.rate and spec.is_rate_relative:
+        if any(spec.rate) and spec.is_rate_relative:
             usual = [self._mean(level.detach().exp().mean(dim=0)) for level in tree.log_probs]
         if spec.seeds:
             missed = inside(x - tree.root, spec.focus)
