@@ -34,7 +34,8 @@ def predict_examples(
 
 
 def around_hole(predictor: TreePredictor) -> tuple[slice, slice]:
-    """Rows and columns of the hole that a model fills, and a sixteenth of the picture around it."""
+    """Rows and columns of the hole that a model fills, with a margin of a sixteenth of the picture's
+    longer side."""
     if not isinstance(predictor.measurement, Inpaint) or predictor.measurement.hole.ndim != 2:
         raise ValueError(
             f"{predictor.name or 'this model'} fills no hole that a figure could come closer to; "
@@ -60,7 +61,7 @@ def save_examples(
     is_closer: bool = False,
 ) -> None:
     """Draw the trees of some images, evenly spaced unless `indices` says which; if `is_closer` only
-    the hole and its surroundings, where all answers differ."""
+    the hole, the one place where answers differ, and its surroundings."""
     from posterior_trees.figure import save_figure
 
     chosen = indices or evenly_spaced(len(images), count)

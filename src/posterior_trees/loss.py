@@ -126,7 +126,8 @@ def costs(
     says counts: $\ln (\alpha_{nk} / \alpha_n) - \ln (\bar\alpha_{nk} / \bar\alpha_n)$, the
     information that y has on the child. Probabilities that do not depend on y then change nothing.
 
-    $\lambda$ may differ from level to level: deep siblings are more alike, and weigh it more.
+    $\lambda$ may differ from level to level: deep siblings are more alike, so that the same one
+    changes more choices there.
     """
     surprises = surprise(tree.branching, tree.log_probs)
     if usual is not None:

@@ -6,9 +6,10 @@ goes to the child that is nearest in this part alone,
 
 $$ \overline{(x_{nk} - x)^2}^{\,\text{part}} , $$
 
-and the child learns all of it, as ever: nodes stay means of the answers that reach them, and
-parents means of their children. Where they then differ most is the part, so the path of all pixels,
-by which probabilities are learned and trees are judged, is nearly always the same one.
+and the child learns the whole picture, as ever: nodes are means of the answers that they learned
+from, and parents means of their children. The path of all pixels, by which probabilities are
+learned and trees are judged, may be another one; but children then differ most in the part, and
+what they have in common does not enter the choice.
 
 Deviation: the paper associates by all pixels.
 """
