@@ -34,7 +34,7 @@ def predict_examples(
 
 
 def around_hole(predictor: TreePredictor) -> tuple[slice, slice]:
-    """Rows and columns of the hole that a model fills, with a margin of a sixteenth of the picture's
+    """Rows and columns of the hole that a model fills, and a margin: a sixteenth of the picture's
     longer side."""
     if not isinstance(predictor.measurement, Inpaint) or predictor.measurement.hole.ndim != 2:
         raise ValueError(
