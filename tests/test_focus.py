@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from tiny import make_tree
 
 from posterior_trees import grow
 from posterior_trees.data import ImageSet
@@ -17,13 +18,6 @@ def seeded() -> torch.Generator:
     return torch.Generator().manual_seed(0)
 
 
-def random_tree(b: int = 32):
-    leaves = torch.rand(b, 9, 1, 8, 8, generator=seeded(), dtype=torch.float64)
-    log_probs = torch.randn(b, 9, generator=seeded(), dtype=torch.float64).log_softmax(dim=1)
-    x = torch.rand(b, 1, 8, 8, generator=seeded(), dtype=torch.float64)
-    return grow(leaves, log_probs, (3, 3)), x
-
-
 def test_a_part_scales_with_the_image() -> None:
     x = torch.arange(64.0).view(1, 8, 8)
     assert torch.equal(inside(x, ()), x)
@@ -35,7 +29,7 @@ def test_a_part_scales_with_the_image() -> None:
 
 
 def test_the_whole_picture_as_a_part_changes_nothing() -> None:
-    tree, x = random_tree()
+    tree, x = make_tree(32, 8)
     whole = errors_inside(tree, x, (0.0, 1.0, 0.0, 1.0))
     for ours, theirs in zip(
         objective(tree, x, 0.1, apart=whole), objective(tree, x, 0.1), strict=True
@@ -44,7 +38,7 @@ def test_the_whole_picture_as_a_part_changes_nothing() -> None:
 
 
 def test_the_part_says_who_learns_and_all_pixels_what() -> None:
-    tree, x = random_tree()
+    tree, x = make_tree(32, 8)
     path = grow(inside(tree.leaves, PART), tree.log_probs[-1], (3, 3)).descend(inside(x, PART))
     loss = objective(tree, x, 0.0, apart=errors_inside(tree, x, PART))
     levels = zip(tree.errors(x), path.T, strict=True)

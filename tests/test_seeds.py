@@ -2,8 +2,9 @@
 
 import pytest
 import torch
+from tiny import make_tree
 
-from posterior_trees import grow, psnr
+from posterior_trees import psnr
 from posterior_trees.loss import objective
 from posterior_trees.train import fit
 from posterior_trees.training.run import read_log
@@ -12,13 +13,6 @@ from posterior_trees.training.seeds import SIDE, coarse, distances, find_centres
 
 def seeded() -> torch.Generator:
     return torch.Generator().manual_seed(0)
-
-
-def random_tree(b: int = 6):
-    leaves = torch.rand(b, 9, 1, 4, 4, generator=seeded(), dtype=torch.float64)
-    log_probs = torch.randn(b, 9, generator=seeded(), dtype=torch.float64).log_softmax(dim=1)
-    x = torch.rand(b, 1, 4, 4, generator=seeded(), dtype=torch.float64)
-    return grow(leaves, log_probs, (3, 3)), x
 
 
 def test_centres_are_means_of_squares() -> None:
@@ -56,7 +50,7 @@ def test_absent_centres_attract_nothing() -> None:
 
 @pytest.mark.parametrize("more", [{}, {"rate": 0.3}, {"handicaps": True}])
 def test_a_guide_leads_only_while_its_number_is_above_0(more) -> None:
-    tree, x = random_tree()
+    tree, x = make_tree(6, 4)
     if "handicaps" in more:
         draws = [torch.rand(n, generator=seeded(), dtype=torch.float64) + 0.5 for n in (1, 3, 9)]
         more = {"handicaps": draws}

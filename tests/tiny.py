@@ -2,6 +2,7 @@
 
 import torch
 
+from posterior_trees import Tree, grow
 from posterior_trees.data import ImageSet
 from posterior_trees.recipe import Recipe, parse_recipe
 
@@ -52,3 +53,12 @@ def make_blobs(n: int, seed: int = 0, odds: float = 0.5) -> ImageSet:
 
 def make_recipe(*changes: str) -> Recipe:
     return parse_recipe(RECIPE, changes)
+
+
+def make_tree(b: int, side: int) -> tuple[Tree, torch.Tensor]:
+    """Random trees of nine leaves in float64, and as many truths."""
+    generator = torch.Generator().manual_seed(0)
+    leaves = torch.rand(b, 9, 1, side, side, generator=generator, dtype=torch.float64)
+    log_probs = torch.randn(b, 9, generator=generator, dtype=torch.float64).log_softmax(dim=1)
+    x = torch.rand(b, 1, side, side, generator=generator, dtype=torch.float64)
+    return grow(leaves, log_probs, (3, 3)), x
