@@ -64,12 +64,10 @@ def save_examples(
     the hole, the one place where answers differ, and its surroundings."""
     from posterior_trees.figure import save_figure
 
+    part = (..., *around_hole(predictor)) if is_closer else ...
     chosen = indices or evenly_spaced(len(images), count)
     was_training = predictor.training
     tree, y, x = predict_examples(predictor.eval(), images, chosen, seed)
     predictor.train(was_training)
-    if is_closer:
-        part = ..., *around_hole(predictor)
-        levels = [images[part] for images in tree.images]
-        tree, y, x = Tree(levels, tree.log_probs, tree.branching), y[part], x[part]
-    save_figure(tree, file, y=y, x=x, dpi=dpi)
+    shown = Tree([level[part] for level in tree.images], tree.log_probs, tree.branching)
+    save_figure(shown, file, y=y[part], x=x[part], dpi=dpi)

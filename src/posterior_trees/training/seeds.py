@@ -12,7 +12,7 @@ $$ \overline{(r - c_{nk})^2}, $$
 
 whatever the network's children show, and they learn what it brings. Then the nearest child takes
 over, as Lloyd's steps follow the choice of centres. $r$ is averaged over squares of pixels: a
-centre is a mean, and knows no detail.
+centre is a mean, and knows no detail. With `loss.focus` it is that of a part (`focus.py`).
 
 Deviation: the paper leaves it to the annealing. Off unless `loss.seeds` is above 0.
 """
