@@ -88,3 +88,15 @@ def test_a_rare_answer_gets_its_leaf_at_once(tmp_path, recipe, blobs) -> None:
     rare = tree.descend(x)[:, -1] == tree.probs[-1].mean(dim=0).argmin()
     assert rare.float().mean().item() == pytest.approx(share, abs=1e-3)
     assert (psnr(tree, x)[rare, 1] > psnr(tree, x)[rare, 0] + 3).all()
+
+
+def test_a_root_alone_learns_the_same_with_seeds(tmp_path, recipe, blobs) -> None:
+    """The plain network of a recipe with seeds is that of a recipe without."""
+    changes = ("tree.depth=0", "loss.epsilon_start=1", "training.epochs=3")
+    images = blobs(48, odds=1 / 12), None
+    with_seeds, without = (
+        fit(recipe(*changes, f"loss.seeds={n}"), tmp_path / n, images=images, accelerator="cpu")
+        for n in ("1", "0")
+    )
+    for one, other in zip(with_seeds.parameters(), without.parameters(), strict=True):
+        assert torch.equal(one, other)

@@ -27,8 +27,9 @@ EYES = {
     "tries/faces_eyes_16_epochs_conscience": "rate 0.04, conscience 0.3",
     "tries/faces_eyes_24_epochs": "rate 0.04, conscience 0.3, head dropout 0.5",
     "tries/faces_eyes_24_epochs_rate_0.06": "rate 0.06, conscience 0.3",
-    "faces_eyes": "rate 0.1, conscience 0.3, head dropout 0.5",
+    "tries/faces_eyes_32_epochs": "rate 0.1, conscience 0.3, head dropout 0.5",
     "tries/faces_eyes_seeds": "rate 0.1, seeds 25, head dropout 0.5",
+    "faces_eyes": "rate 0.15, 0.05, seeds 25, floor 0.7, head dropout 0.5",
 }
 
 
