@@ -4,11 +4,13 @@
 #
 #   DATA=~/data bash results/comparison/run.sh STAGE
 #
-# digits-train     prior, conditional diffusion, cGAN, rcGAN and the plain MSE network, side by side
+# digits-train     cGAN, rcGAN and the plain MSE network, side by side; then conditional diffusion and the
+#                  prior, one after the other: beside other trainings a diffusion model hardly moves
 # digits-check     are unconditional digits digits?      → results/comparison/digits_prior.json
 # digits-compare   100 test digits, 100 samples each     → results/comparison/digits
 # digits-1000      20 test digits, 1000 samples each     → results/comparison/digits_1000
-# faces-train      64×64: prior, conditional diffusion for three tasks, cGANs, trees, side by side
+# faces-train      64×64: trees and cGANs of three tasks, side by side; then the conditional diffusion
+#                  model of all three and the prior
 # faces-eyes, faces-mouth, faces-colorize                → results/comparison/faces64_<task>
 # faces-compare    the three of them in a row
 #
@@ -59,7 +61,7 @@ baselines() { # train these recipes one after the other, while there is time
 trees() { # train trees one after the other: where to, then recipes and options
   local runs=$1
   shift
-  $PTREES study "$@" --data "$DATA" --runs "$RUNS/$runs" --out "$RUNS/$runs/judged" \
+  $PTREES study "$@" --data "$DATA" --runs "$RUNS/$runs" --out "$RUNS/$runs/judged/$(basename "$1" .toml)" \
     --minutes "$(left)" ${ALL[@]+"${ALL[@]}"} ${TREES[@]+"${TREES[@]}"}
 }
 
@@ -105,9 +107,9 @@ faces() { # task
 
 case $STAGE in
 digits-train)
-  together "baselines digits_conditional" "baselines digits_prior" \
-    "baselines digits_rcgan digits_cgan" \
+  together "baselines digits_rcgan" "baselines digits_cgan" \
     "trees digits_plain recipes/digits_inpaint.toml --set tree.depth=0 --set network.width=36"
+  baselines digits_conditional digits_prior
   ;;
 digits-check)
   $PTREES baseline digits "$RUNS/digits_prior" --data "$DATA" --out "$OUT/digits_prior.json" \
@@ -130,9 +132,13 @@ digits-1000)
     ddnm digits_prior ddnm ""
   ;;
 faces-train)
-  together "baselines faces64_conditional" "baselines faces64_prior" \
-    "trees faces64 recipes/faces_{eyes,mouth,colorize}.toml --plain --set 'data.size=[64,64]' --set network.steps=4" \
-    "baselines faces64_cgan_eyes faces64_cgan_mouth faces64_cgan_colorize"
+  lines=()
+  for task in eyes mouth colorize; do
+    lines+=("baselines faces64_cgan_$task" "trees faces64 recipes/faces_$task.toml --plain \
+      --set 'data.size=[64,64]' --set data.validation=0.1 --set network.steps=4")
+  done
+  together "${lines[@]}"
+  baselines faces64_conditional faces64_prior
   ;;
 faces-eyes | faces-mouth | faces-colorize)
   faces "${STAGE#faces-}"
