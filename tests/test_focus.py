@@ -9,7 +9,7 @@ from posterior_trees.data import ImageSet
 from posterior_trees.loss import objective
 from posterior_trees.recipe import RecipeError
 from posterior_trees.train import fit
-from posterior_trees.training.focus import errors_inside, inside
+from posterior_trees.training.focus import errors_regarded, inside, without_light
 
 PART = (0.0, 0.5, 0.5, 1.0)
 
@@ -30,7 +30,7 @@ def test_a_part_scales_with_the_image() -> None:
 
 def test_the_whole_picture_as_a_part_changes_nothing() -> None:
     tree, x = make_tree(32, 8)
-    whole = errors_inside(tree, x, (0.0, 1.0, 0.0, 1.0))
+    whole = errors_regarded(tree, x, (0.0, 1.0, 0.0, 1.0))
     for ours, theirs in zip(
         objective(tree, x, 0.1, apart=whole), objective(tree, x, 0.1), strict=True
     ):
@@ -40,12 +40,38 @@ def test_the_whole_picture_as_a_part_changes_nothing() -> None:
 def test_the_part_says_who_learns_and_all_pixels_what() -> None:
     tree, x = make_tree(32, 8)
     path = grow(inside(tree.leaves, PART), tree.log_probs[-1], (3, 3)).descend(inside(x, PART))
-    loss = objective(tree, x, 0.0, apart=errors_inside(tree, x, PART))
+    loss = objective(tree, x, 0.0, apart=errors_regarded(tree, x, PART))
     levels = zip(tree.errors(x), path.T, strict=True)
     along = [errors.gather(1, nodes.unsqueeze(1)).squeeze(1) for errors, nodes in levels]
     assert torch.allclose(loss.squared, torch.stack(along).sum(dim=0))
     assert not torch.equal(path, tree.descend(x))
     assert torch.equal(loss.leaf, tree.descend(x)[:, -1]), "the probabilities learn the usual path"
+
+
+def test_light_is_what_a_level_and_a_slope_explain() -> None:
+    """The rest is that of a least-squares fit, and squares add up."""
+    x = torch.randn(5, 3, 6, 9, dtype=torch.float64, generator=seeded())
+    rows, columns = torch.meshgrid(torch.arange(6.0), torch.arange(9.0), indexing="ij")
+    light = torch.stack([torch.ones(6, 9), rows, columns]).double().flatten(1).T
+    fitted = light @ (torch.linalg.pinv(light) @ x.flatten(2).mT)
+    rest = without_light(x)
+    assert torch.allclose(rest, x - fitted.mT.reshape(x.shape), atol=1e-12)
+    assert torch.allclose(rest.square().sum() + fitted.square().sum(), x.square().sum())
+    assert torch.allclose(without_light(rest), rest, atol=1e-12)
+    assert torch.allclose(without_light(x[..., :1, :1]), torch.zeros(1, dtype=x.dtype))
+
+
+def test_nodes_in_another_light_are_as_near() -> None:
+    tree, x = make_tree(32, 8)
+    slope = torch.linspace(0, 0.5, 4)
+    lit = x.clone()
+    lit[:, :, :4, 4:] += 0.2 + slope
+    as_it_was, now = (errors_regarded(tree, truth, PART, True) for truth in (x, lit))
+    for before, after in zip(as_it_was, now, strict=True):
+        assert torch.allclose(before, after, atol=1e-5)
+    assert not torch.allclose(
+        errors_regarded(tree, x, PART)[2], errors_regarded(tree, lit, PART)[2]
+    )
 
 
 @pytest.mark.parametrize("seeds", [0, 2])
@@ -74,6 +100,35 @@ def test_children_differ_in_the_part(tmp_path, recipe, seeds) -> None:
     loud, quiet = differences("loss.focus=[0.0, 0.5, 0.5, 1.0]")
     assert quiet > 0.25
     assert loud < 0.3
+
+
+@pytest.mark.parametrize("seeds", [0, 2])
+def test_children_do_not_differ_in_the_light(tmp_path, recipe, seeds) -> None:
+    """The hidden half is dark or bright, and a faint spot comes and goes in it."""
+    comes = (torch.rand(96, 2, generator=seeded()) < 0.5).float()
+    x = torch.zeros(96, 1, 8, 8)
+    x[:, 0, :4] = 0.5 * comes[:, 0, None, None]
+    x[:, 0, 1:3, 3:5] += 0.4 * comes[:, 1, None, None]
+    images = ImageSet((255 * x).to(torch.uint8))
+    changes = ("tree.branching=2", "tree.depth=1", "training.epochs=12", "optimizer.lr=0.01",
+               "network.c_init=4", "loss.epsilon_start=2", "loss.epsilon_scale=0.5",
+               "loss.focus=[0.0, 0.5, 0.0, 1.0]", f"loss.seeds={seeds}")  # fmt: skip
+
+    def differences(is_light_ignored: str) -> tuple[float, float]:
+        """Of two leaves: around the spot, and in it beyond that."""
+        chosen = recipe(*changes, f"loss.is_light_ignored={is_light_ignored}")
+        run = tmp_path / is_light_ignored
+        predictor = fit(chosen, run, images=(images, None), accelerator="cpu")
+        apart = predictor(predictor.measure(x[:1])).leaves[0].diff(dim=0)[0, 0, :4]
+        around = torch.cat([apart[:, :2], apart[:, 6:]]).mean()
+        return around.abs().item(), (apart[1:3, 3:5].mean() - around).abs().item()
+
+    light, spot = differences("false")
+    assert light > 0.35
+    assert spot < 0.15
+    light, spot = differences("true")
+    assert light < 0.2
+    assert spot > 0.2
 
 
 @pytest.mark.parametrize("focus", ["[0.5]", "[0.5, 0.2, 0.0, 1.0]", "[0.0, 1.0, 0.0, 1.5]"])

@@ -1,4 +1,4 @@
-r"""What a tree tells apart: a part of the picture.
+r"""What a tree tells apart: a part of the picture, and not the light on it.
 
 Squared errors count every pixel alike, so children differ in whatever varies most: the light on a
 chin and what is behind it rather than a mouth, which has few pixels. With `loss.focus` the truth
@@ -11,12 +11,17 @@ from, and parents means of their children. The path of all pixels, by which prob
 learned and trees are judged, may be another one; but children then differ most in the part, and
 what they have in common does not enter the choice.
 
-Deviation: the paper associates by all pixels.
+With `loss.is_light_ignored` neither does the light: of every channel of the part, what a level and
+a slope can explain is taken out before it is compared. A mouth in the shade then is near a mouth in
+the sun, and far from a smile.
+
+Deviation: the paper associates by all pixels, as they are.
 """
 
 import math
 from collections.abc import Sequence
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -33,9 +38,28 @@ def inside(images: Float[Tensor, "*n h w"], focus: Sequence[float]) -> Float[Ten
     return images[..., rows, columns]
 
 
-def errors_inside(
-    tree: Tree, x: Float[Tensor, "b c h w"], focus: Sequence[float]
+def without_light(images: Float[Tensor, "*n h w"]) -> Float[Tensor, "*n h w"]:
+    """Images without what a level and a slope explain of each, by least squares."""
+    places = [torch.arange(size, device=images.device) for size in images.shape[-2:]]
+    rows, columns = torch.meshgrid(*(p.to(images.dtype) - p.float().mean() for p in places),
+                                   indexing="ij")  # fmt: skip
+    for light in (torch.ones_like(rows), rows, columns):  # orthogonal to each other
+        light = light / light.square().mean().sqrt().clamp_min(1e-6)
+        images = images - (images * light).mean(dim=(-2, -1), keepdim=True) * light
+    return images
+
+
+def regarded(
+    images: Float[Tensor, "*n h w"], focus: Sequence[float], is_light_ignored: bool = False
+) -> Float[Tensor, "*n _ _"]:
+    """What of images tells children apart."""
+    part = inside(images, focus)
+    return without_light(part) if is_light_ignored else part
+
+
+def errors_regarded(
+    tree: Tree, x: Float[Tensor, "b c h w"], focus: Sequence[float], is_light_ignored: bool = False
 ) -> tuple[Float[Tensor, "b _"], ...]:
-    """Mean squared errors of every node in the part, level by level."""
-    parts = tuple(inside(level, focus) for level in tree.images)
-    return Tree(parts, tree.log_probs, tree.branching).errors(inside(x, focus))
+    """Mean squared errors of every node in what is regarded, level by level."""
+    parts = tuple(regarded(level, focus, is_light_ignored) for level in tree.images)
+    return Tree(parts, tree.log_probs, tree.branching).errors(regarded(x, focus, is_light_ignored))

@@ -23,7 +23,7 @@ from posterior_trees.predictor import TreePredictor
 from posterior_trees.recipe import Recipe
 from posterior_trees.training.conscience import handicaps, note_taught, start_bias, strength_at
 from posterior_trees.training.devices import gather_leaves, sum_over_processes
-from posterior_trees.training.focus import errors_inside, inside
+from posterior_trees.training.focus import errors_regarded, regarded
 from posterior_trees.training.health import Health
 from posterior_trees.training.optimize import Average, Schedule, load_slots, make_optimizer
 from posterior_trees.training.seeds import coarse, distances, find_centres, start_centres
@@ -68,8 +68,7 @@ class Learner:
         """One optimiser step on this process's part of a batch, whose losses count by `weights`.
         Returns the leaves that the images of the whole batch reach, until the next call."""
         if self.recipe.loss.seeds and not self.centres:
-            part = inside(x[0], self.recipe.loss.focus)
-            self.centres = start_centres(part, self.predictor.branching)
+            self.centres = start_centres(self._regard(x[0]), self.predictor.branching)
         self._set_numbers(step)
         return self._learn(x, y, weights)
 
@@ -131,13 +130,13 @@ class Learner:
     ) -> Objective:
         factors = handicaps(wins[0], self.predictor.branching, wins[1]) if wins else None
         tree = self.predictor.assemble(leaves, y)
-        spec, usual, guide = self.recipe.loss, None, None
+        spec, usual, guide, apart = self.recipe.loss, None, None, None
         if any(spec.rate) and spec.is_rate_relative:
             usual = [self._mean(level.detach().exp().mean(dim=0)) for level in tree.log_probs]
         if spec.seeds:
-            missed = inside(x - tree.root, spec.focus)
-            guide = distances(coarse(missed), self.centres), is_guided
-        apart = errors_inside(tree, x, spec.focus) if spec.focus else None
+            guide = distances(coarse(self._regard(x - tree.root)), self.centres), is_guided
+        if spec.focus or spec.is_light_ignored:
+            apart = errors_regarded(tree, x, spec.focus, spec.is_light_ignored)
         return objective(tree, x, epsilon, factors, spec.rate, usual, guide, apart)
 
     @torch.no_grad()
@@ -148,14 +147,17 @@ class Learner:
     ) -> None:
         """Find the centres that leaves begin at, from images and their measurements."""
         self.network.eval()
-        focus = self.recipe.loss.focus
-        missed = (inside(x - self.predictor(y).root, focus) for x, y in batches)
+        missed = (self._regard(x - self.predictor(y).root) for x, y in batches)
         rows = torch.cat([coarse(part) for part in missed])
         found = self.fabric.broadcast(find_centres(rows, self.predictor.branching, generator))
         self.centres = self.centres or found
         for place, level in zip(self.centres, found, strict=True):
             place.copy_(level)  # where a recorded step reads them
         self.has_centres = True
+
+    def _regard(self, images: Tensor) -> Tensor:
+        """What of images tells children apart."""
+        return regarded(images, self.recipe.loss.focus, self.recipe.loss.is_light_ignored)
 
     def _mean(self, values: Tensor) -> Tensor:
         return sum_over_processes(self.fabric, values) / self.fabric.world_size
