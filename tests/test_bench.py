@@ -392,3 +392,15 @@ def test_a_note_is_printed_as_it_is(capsys) -> None:
     report.notes.append('pip install "posterior-trees[bench]"')
     report.print()
     assert 'pip install "posterior-trees[bench]"' in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["balancer --samples 0", "inference --batch 0", "inference --size 0", "train --batch 0"],
+)
+def test_how_many_is_at_least_one(words: str, capsys) -> None:
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["bench", *words.split()])
+    assert stop.value.code == 2
+    option = words.split()[1]
+    assert f"argument {option}: is 0; it must be at least 1" in capsys.readouterr().err

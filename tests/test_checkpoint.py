@@ -11,6 +11,7 @@ from torch import nn
 from posterior_trees import checkpoint, load, store, wrap
 from posterior_trees.build import build_predictor
 from posterior_trees.checkpoint import ModelError, find_model, load_recipe, save_model
+from posterior_trees.explore.start import model_card
 from posterior_trees.measure import Denoise
 from posterior_trees.predictor import TreePredictor
 from posterior_trees.recipe import read_recipe, write_recipe
@@ -189,3 +190,15 @@ def test_the_shipped_cells_are_those_of_the_recipe_and_carry_their_card():
     assert [tuple(level.shape) for level in tree.images] == [
         (1, nodes, 1, 52, 68) for nodes in (1, 3, 9)
     ]
+
+
+@pytest.mark.parametrize(("name", "terms"), [("digits", "CC BY-SA 3.0"), ("cells", ": CC0")])
+def test_a_model_says_on_what_terms_its_data_are(name: str, terms: str) -> None:
+    assert terms in load(name, "cpu").about["terms"]
+    assert terms in model_card(load(name, "cpu"))["terms"]
+
+
+def test_nothing_is_said_about_the_terms_of_your_own_data(model) -> None:
+    _, _, file = model
+    assert "terms" not in load(file, "cpu").about
+    assert "terms" not in model_card(load(file, "cpu"))

@@ -34,14 +34,17 @@ from posterior_trees.baselines.folder import (
     write_samples,
 )
 from posterior_trees.baselines.nearest import nearest_distance
+from posterior_trees.baselines.spec import parse_baseline
 from posterior_trees.build import build_predictor
 from posterior_trees.checkpoint import save_model
 from posterior_trees.cli.baselines import parse_options
 from posterior_trees.compare.comparison import best_psnr
 from posterior_trees.compare.table import accepted, per_depth, to_latex, to_markdown
+from posterior_trees.measure import Colorize
 from posterior_trees.metrics import nll, psnr
 from posterior_trees.predictor import TreePredictor
 from posterior_trees.recipe import parse_recipe
+from posterior_trees.sampling import Baseline
 
 BASELINE = """
 [baseline]
@@ -253,6 +256,11 @@ def test_ours_is_compiled_where_the_samplers_are(world, compared, tmp_path, monk
     plain = json.loads((compared / "table.json").read_text())["methods"]
     assert rows[0]["settings"] == {**plain[0]["settings"], "compiled": True}
     assert rows[0]["psnr"] == plain[0]["psnr"]
+    assert "Compiled networks: ours, prior." in (tmp_path / "table.md").read_text()
+    monkeypatch.undo()
+    again = ("--minutes", 0, "--method", f"prior={world / 'prior'}:ddnm:steps=2")
+    with pytest.raises(SystemExit):  # times of compiled networks are not those of others
+        compare(world, tmp_path, *again)
 
 
 def test_anybodys_samples_get_the_scores_of_their_own_tree(world, compared) -> None:
@@ -345,6 +353,35 @@ def test_a_comparison_stopped_early_says_what_is_missing(world, tmp_path, capsys
     assert "unfinished: theirs" in (tmp_path / "b" / "table.md").read_text()
 
 
+def test_what_another_comparison_left_is_not_reported(world, tmp_path) -> None:
+    """Without time to sample again, a row would be that of other samples, or of other images."""
+    ddnm = ("--method", f"ddnm={world / 'prior'}:ddnm:steps=2")
+    compare(world, tmp_path, *ddnm)
+    compare(world, tmp_path, *ddnm, "--minutes", 0, "--samples", 10)
+    table = json.loads((tmp_path / "table.json").read_text())
+    assert [row["name"] for row in table["methods"]] == ["ours"]
+    assert "unfinished: ddnm" in table["title"]
+    with pytest.raises(SystemExit):
+        compare(world, tmp_path, "--minutes", 0, "--seed", 1)
+    compare(world, tmp_path, "--minutes", 0, *ddnm)
+    assert "unfinished" not in json.loads((tmp_path / "table.json").read_text())["title"]
+
+
+def test_anybodys_samples_are_made_to_agree_with_the_measurement(world, tmp_path) -> None:
+    """Noise outside the hole is no answer, and 1.4 is no brightness. Ten samples count as ten."""
+    folder = tmp_path / "loud"
+    folder.mkdir()
+    for number in choose_images(24, 6).tolist():
+        loud = torch.rand(10, 8, 8, generator=seeded(number)) * 1.9 - 0.45
+        np.save(folder / f"{number:05d}.npy", loud.numpy())
+    compare(world, tmp_path / "out", "--method", f"loud={folder}")
+    table = json.loads((tmp_path / "out" / "table.json").read_text())
+    row = table["methods"][1]
+    whole, hole = row["psnr"][0]["mean"], row["psnr_hole"][0]["mean"]
+    assert whole - hole == pytest.approx(10 * np.log10(8 / 5), abs=1e-3)
+    assert row["expected_v"] == pytest.approx(expected_v(10))
+
+
 def test_samples_of_a_baseline_become_a_method(world, tmp_path) -> None:
     """`baseline sample` and `compare` choose the same images."""
     words = ["baseline", "sample", world / "conditional", "--data", world, "--images", 6,
@@ -356,6 +393,20 @@ def test_samples_of_a_baseline_become_a_method(world, tmp_path) -> None:
     rows = json.loads((tmp_path / "out" / "table.json").read_text())["methods"]
     assert rows[1]["kind"] == "folder"
     assert rows[1]["ranks"] is not None
+
+
+def test_a_baseline_samples_other_tasks_on_the_same_images() -> None:
+    text = 'task = "faces_eyes"\n[data]\nsize = [32, 32]\n' + BASELINE
+    recipe, spec = parse_baseline(text, ["baseline.kind=prior"])
+    baseline = Baseline.fresh(recipe, spec)
+    eyes, mouth = baseline.measurement_of(), baseline.measurement_of("faces_mouth")
+    assert torch.equal(eyes.hole, baseline.measurement_of("faces_eyes").hole)
+    assert not torch.equal(eyes.hole, mouth.hole)
+    assert isinstance(baseline.measurement_of("faces_colorize"), Colorize)
+    with pytest.raises(ValueError, match="'cats_colorize' is about cats256; this model knows face"):
+        baseline.measurement_of("cats_colorize")
+    with pytest.raises(ValueError, match="task 'ears' is not one of"):
+        baseline.measurement_of("ears")
 
 
 def test_a_folder_without_samples_is_told_all_images_beforehand(world, tmp_path, capsys) -> None:
@@ -375,7 +426,7 @@ def test_wrong_methods_are_named(world, tmp_path, capsys) -> None:
         (f"a={world / 'prior'}:conditional", "a prior model cannot sample by 'conditional'"),
         (f"a={world / 'prior'}:ddnm:stride=3", "ddnm has no option 'stride'"),
         (f"a={world / 'tree.safetensors'}", "not a baseline's model"),
-        (f"a={world / 'nowhere'}", "there is no model"),
+        (f"a={world / 'nowhere'}", "neither a baseline"),
         (f"ours={world / 'theirs'}", "two methods have the same name"),
     ):
         with pytest.raises(SystemExit) as stop:

@@ -26,8 +26,12 @@ cpu)
 cuda)
   ptrees bench inference --device cuda --size 256 --c-init 8 --precision bfloat16 --compile \
     --batch 1 32 128 --repeat 50 --json $here/cuda_inference_256.json
+  ptrees bench inference --device cuda --size 256 --c-init 8 --precision bfloat16 --compile \
+    --batch 1 --repeat 200 --json $here/cuda_inference_256_batch1.json
   ptrees bench inference --device cuda --recipe recipes/digits_inpaint.toml --precision bfloat16 \
     --compile --batch 1 1024 --repeat 50 --json $here/cuda_inference_digits.json
+  ptrees bench inference --device cuda --recipe recipes/faces_eyes.toml --compile --torch-compile \
+    --batch 1 8 32 128 --repeat 50 --json $here/cuda_inference_eyes.json
   ptrees bench train --device cuda --recipe recipes/digits_inpaint.toml --batch 32 256 \
     --set training.epochs=70 --json $here/cuda_train_digits.json
   ptrees bench train --device cuda --recipe recipes/digits_inpaint.toml \

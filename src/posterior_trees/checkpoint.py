@@ -13,6 +13,7 @@ import torch
 
 from posterior_trees import store
 from posterior_trees.build import build_predictor
+from posterior_trees.data.registry import terms_of
 from posterior_trees.predictor import TreePredictor
 from posterior_trees.recipe import Recipe, parse_resolved, write_recipe
 
@@ -60,6 +61,8 @@ def load(
         predictor = build_predictor(parse_resolved(facts["recipe"], str(file)), facts["about"])
     else:
         predictor.about = facts["about"]
+    if terms := terms_of(predictor.name):  # what may be done with the weights
+        predictor.about = {**predictor.about, "terms": terms}
     load_weights(predictor.network, weights, origin=str(file))
     predictor.to(device=device or best_device(), dtype=dtype)
     return predictor.eval().requires_grad_(False)

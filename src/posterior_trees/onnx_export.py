@@ -13,8 +13,8 @@ outputs, for `n` leaves and depth `d`:
 
 Only the outputs that are asked for are computed. The input `y` is the measurement as
 `predictor(y)` takes it, float32 in [0, 1]; a hole may hold anything, the graph fills it. The batch
-is free. Height and width are free in multiples of the network's grid (16), except that a model that
-fills a hole has the size of its mask.
+is free. Height and width are free in multiples of the network's grid (16 for the paper's), except
+that a model that fills a hole has the size of its mask.
 """
 
 import io
@@ -29,11 +29,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from posterior_trees.data.registry import find_known
+from posterior_trees.data.registry import terms_of
 from posterior_trees.measure import Colorize, Inpaint
 from posterior_trees.predictor import TreePredictor
 from posterior_trees.store import write_bytes
-from posterior_trees.tasks import TASKS
 
 OPSET = 18
 MOST = 4096
@@ -90,8 +89,6 @@ def properties(predictor: TreePredictor) -> dict[str, str]:
     """What the file says about itself: its tree, its origin, its terms and how to use it."""
     from posterior_trees import __version__
 
-    data = TASKS.get(predictor.name, {}).get("data", {}).get("name", "")
-    known = find_known(data)
     origin = {k: str(predictor.about[k]) for k in ("commit", "date") if k in predictor.about}
     return {
         "task": predictor.name or "own",
@@ -100,7 +97,7 @@ def properties(predictor: TreePredictor) -> dict[str, str]:
         "version": f"posterior-trees {__version__}",
         **origin,
         "licence": "code: MIT; weights: the terms of the data they were trained on",
-        "data_terms": f"{known.name}: {known.terms}" if known else "those of your own data",
+        "data_terms": terms_of(predictor.name) or "those of your own data",
         "input": describe_input(predictor),
         "usage": usage(predictor),
     }

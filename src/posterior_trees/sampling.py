@@ -24,7 +24,13 @@ from posterior_trees.baselines.spec import BaselineSpec, spec_from_facts, spec_t
 from posterior_trees.build import build_measurement
 from posterior_trees.checkpoint import ModelError, best_device, find_model, load_weights
 from posterior_trees.measure import Denoise, Inpaint, Measurement, Paired
-from posterior_trees.recipe import Recipe, RecipeError, parse_resolved, write_recipe
+from posterior_trees.recipe import (
+    Recipe,
+    RecipeError,
+    build_recipe,
+    parse_resolved,
+    write_recipe,
+)
 
 SCHEMA = 1
 SAMPLERS: dict[str, Callable] = {
@@ -73,6 +79,19 @@ class Baseline:
         self.model.to(device)
         self.measurements = [measurement.to(device) for measurement in self.measurements]
         return self
+
+    def measurement_of(self, task: str | None = None) -> Measurement:
+        """What is measured in a task on the same images; by default in the model's own."""
+        if task is None:
+            return self.measurements[0]
+        size = list(self.recipe.data.size)
+        other = build_recipe({"task": task, "data": {"size": size}}, "--task")
+        if other.data.name != self.recipe.data.name:
+            raise ValueError(
+                f"task {task!r} is about {other.data.name}; this model knows "
+                f"{self.recipe.data.name}: choose a task on the same data"
+            )
+        return build_measurement(other).to(self.device)
 
     def methods(self) -> list[str]:
         """Names of the methods this model can sample with, its own first."""

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from posterior_trees.cli.checks import add_checks, shorten
-from posterior_trees.cli.words import add_changes, add_data, command_line
+from posterior_trees.cli.words import add_changes, add_data, command_line, count
 
 
 def add_baseline(commands: Any) -> None:
@@ -27,10 +27,12 @@ def add_baseline(commands: Any) -> None:
     sample.add_argument("model", metavar="RUN", help="a baseline's run folder or file")
     add_data(sample)
     sample.add_argument("--method", help="ddnm, ddrm, repaint, … [the model's own]")
+    sample.add_argument("--task", help="what is measured of the images: another task on the same "
+                        "data [the model's own]")  # fmt: skip
     _add_options(sample)
     sample.add_argument("--images", type=int, default=10,
                         help="so many test images, those of `ptrees compare` [10]")  # fmt: skip
-    sample.add_argument("--samples", type=int, default=100, help="samples of each [100]")
+    sample.add_argument("--samples", type=count, default=100, help="samples of each [100]")
     sample.add_argument("--seed", type=int, default=0, help="of images and samples [0]")
     sample.add_argument("--device", help="cuda, mps or cpu [the best there is]")
     sample.add_argument("--out", type=Path, required=True, help="folder of .npy files")
@@ -76,7 +78,7 @@ def run_sample(arguments: argparse.Namespace) -> None:
 
     baseline = load_baseline(arguments.model, arguments.device)
     images = load_evaluation(baseline.recipe.data, arguments.data, "test")
-    measurement = baseline.measurements[0]
+    measurement = baseline.measurement_of(arguments.task)
     generator = torch.Generator(baseline.device).manual_seed(arguments.seed)
     options = parse_options(arguments.options)
     chosen = choose_images(len(images), arguments.images, arguments.seed)

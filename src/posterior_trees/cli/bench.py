@@ -4,6 +4,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from posterior_trees.cli.words import count
+
 PRECISIONS = ("float32", "bfloat16", "float16")
 KEYS = {
     "branching": "tree.branching={}",
@@ -30,9 +32,9 @@ def _add_networks(actions: Any) -> None:
     inference.add_argument("--recipe", help="a TOML file, one of recipes/, or a task "
                            "[the paper's network]")  # fmt: skip
     _add_network(inference)
-    inference.add_argument("--size", type=int, help="image side [64, or the recipe's]")
+    inference.add_argument("--size", type=count, help="image side [64, or the recipe's]")
     inference.set_defaults(branching=None, depth=None, c_init=None, channels=None)
-    inference.add_argument("--batch", type=int, nargs="+", default=[1, 8], metavar="B")
+    inference.add_argument("--batch", type=count, nargs="+", default=[1, 8], metavar="B")
     inference.add_argument("--precision", choices=PRECISIONS, nargs="+",
                            default=["float32", "bfloat16"])  # fmt: skip
     inference.add_argument("--compile", action="store_true", help="predictor.compile() too")
@@ -43,17 +45,17 @@ def _add_networks(actions: Any) -> None:
     train = _action(actions, "train", run_train, "a training step, and its balancer", 8)
     train.add_argument("--recipe", default="digits_inpaint",
                        help="a TOML file, one of recipes/, or a task [digits_inpaint]")  # fmt: skip
-    train.add_argument("--batch", type=int, nargs="+", metavar="B",
+    train.add_argument("--batch", type=count, nargs="+", metavar="B",
                        help="[the recipe's; on the CPU 16]")  # fmt: skip
     train.add_argument("--images", type=int, help="size of the set [60000, or what 256 MB hold]")
-    train.add_argument("--steps", type=int, help="steps timed together [10; on the CPU 1]")
+    train.add_argument("--steps", type=count, help="steps timed together [10; on the CPU 1]")
     train.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="changes",
                        help="change a recipe key, e.g. training.compile=false")  # fmt: skip
 
     growth = _action(actions, "growth", run_growth, "cost over leaves, size and batch", 5)
     _add_network(growth)
-    growth.add_argument("--size", type=int, default=64, help="image side at the centre [64]")
-    growth.add_argument("--batch", type=int, default=1, help="batch at the centre [1]")
+    growth.add_argument("--size", type=count, default=64, help="image side at the centre [64]")
+    growth.add_argument("--batch", type=count, default=1, help="batch at the centre [1]")
     growth.add_argument("--training", action="store_true", help="forward and backward")
     growth.add_argument("--limit", type=float, default=1.0, help="seconds for one point [1]")
     growth.add_argument("--plot", type=Path, metavar="FILE", help=".png, .svg or .pdf")
@@ -62,18 +64,18 @@ def _add_networks(actions: Any) -> None:
 def _add_solvers(actions: Any) -> None:
     """What solves a problem that other packages solve too: `balancer` and `kmeans`."""
     balancer = _action(actions, "balancer", run_balancer, "the next batch, against cvxpy", 10)
-    balancer.add_argument("--samples", type=int, nargs="+", default=[2000, 20_000], metavar="N")
-    balancer.add_argument("--leaves", type=int, default=9)
+    balancer.add_argument("--samples", type=count, nargs="+", default=[2000, 20_000], metavar="N")
+    balancer.add_argument("--leaves", type=count, default=9)
     _add_skip(balancer)
 
     kmeans = _action(actions, "kmeans", run_kmeans, "samples to trees, against scikit-learn", 5)
     _add_tree(kmeans)
-    kmeans.add_argument("--batch", type=int, nargs="+", default=[4, 32], metavar="B",
+    kmeans.add_argument("--batch", type=count, nargs="+", default=[4, 32], metavar="B",
                         help="images clustered together [4 32]")  # fmt: skip
-    kmeans.add_argument("--samples", type=int, default=100, help="samples of each image [100]")
-    kmeans.add_argument("--size", type=int, nargs="+", default=[32], metavar="SIDE",
+    kmeans.add_argument("--samples", type=count, default=100, help="samples of each image [100]")
+    kmeans.add_argument("--size", type=count, nargs="+", default=[32], metavar="SIDE",
                         help="image side, or height and width [32]")  # fmt: skip
-    kmeans.add_argument("--channels", type=int, default=1)
+    kmeans.add_argument("--channels", type=count, default=1)
     _add_skip(kmeans)
 
 
@@ -203,13 +205,13 @@ def _action(actions: Any, name: str, run: Any, text: str, repeat: int) -> Any:
 
 
 def _add_tree(parser: Any) -> None:
-    parser.add_argument("--branching", type=int, default=3, help="children of a node [3]")
+    parser.add_argument("--branching", type=count, default=3, help="children of a node [3]")
     parser.add_argument("--depth", type=int, default=2, help="levels below the root [2]")
 
 
 def _add_network(parser: Any) -> None:
     _add_tree(parser)
-    parser.add_argument("--c-init", type=int, default=4, help="first channels of a leaf [4]")
+    parser.add_argument("--c-init", type=count, default=4, help="first channels of a leaf [4]")
     parser.add_argument("--channels", type=int, choices=(1, 3), default=3)
 
 

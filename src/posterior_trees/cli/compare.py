@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from posterior_trees.cli.baselines import parse_options
-from posterior_trees.cli.words import add_data
+from posterior_trees.cli.words import add_data, count
 
 
 def add_compare(commands: Any) -> None:
@@ -30,8 +30,8 @@ def add_compare(commands: Any) -> None:
                         "tree of depth 0), to hold roots against [our root]")  # fmt: skip
     parser.add_argument("--split", choices=("validation", "test"), default="test")
     parser.add_argument("--images", type=int, default=100, help="so many images [100]")
-    parser.add_argument("--samples", type=int, default=100, help="samples per image [100]")
-    parser.add_argument("--group", type=int, default=10, help="images sampled together [10]")
+    parser.add_argument("--samples", type=count, default=100, help="samples per image [100]")
+    parser.add_argument("--group", type=count, default=10, help="images sampled together [10]")
     parser.add_argument("--seed", type=int, default=0, help="of images and samples [0]")
     parser.add_argument("--minutes", type=float, default=float("inf"),
                         help="stop after so long; the same command continues")  # fmt: skip
@@ -111,6 +111,11 @@ def make_method(
     if not holds_model and Path(path).is_dir():
         check_samples(Path(path), inputs.indices.tolist(), inputs.names)
         return folder_method(name, Path(path), **common)
+    if not holds_model:
+        raise ValueError(
+            f"--method {text!r}: {path} is neither a baseline (a run folder or file of `ptrees "
+            "baseline train`) nor a folder of samples (FOLDER/<image>/0000.png, …)"
+        )
     sampler, _, options = more.partition(":")
     baseline = _load(path, arguments.device, arguments.compile)
     if baseline.recipe.data.channels != recipe.data.channels:
@@ -119,6 +124,8 @@ def make_method(
             f"{arguments.model} on {recipe.data.channels}: compare models of the same data"
         )
     about = {"run": path, "trained": baseline.about}
+    if arguments.compile:
+        about["compiled"] = True
     return sampler_method(
         name, baseline, sampler or baseline.methods()[0], **common,
         options=parse_options(options.split(",") if options else []), settings=about,

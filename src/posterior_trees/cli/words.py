@@ -48,7 +48,7 @@ class Parser(argparse.ArgumentParser):
         lists = {
             name
             for action in self._get_optional_actions()
-            if action.nargs in OPEN and action.type is int
+            if action.nargs in OPEN and action.type in (int, count)
             for name in action.option_strings
         }
         stop = args.index("--") if "--" in args else len(args)
@@ -68,6 +68,14 @@ class Parser(argparse.ArgumentParser):
 
 def _is_number(word: str) -> bool:
     return word.removeprefix("-").isdecimal()
+
+
+def count(text: str) -> int:
+    """The type of options that say how many."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"is {number}; it must be at least 1")
+    return number
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:

@@ -74,28 +74,35 @@ class Comparison:
 
     def run(self, method: Method, part: slice) -> None:
         """Score one group of one method, unless that is done already."""
-        file = self.file(method, part)
-        if file.is_file() and store.read_facts(file).get("settings") == self._about(method):
+        if self.has(method, part):
             return
+        file, device = self.file(method, part), self.inputs.x.device
         file.parent.mkdir(parents=True, exist_ok=True)
-        device = self.inputs.x.device
+        before = _start_memory(device)
         if part.start == 0 and method.is_timed and method.settings["kind"] == "tree":
             method.answer(self.inputs, part)  # a first call sets things up
-        _start_memory(device)
         start = _now(device)
         answer = method.answer(self.inputs, part)
         facts: dict[str, Any] = {"settings": self._about(method), "size": part.stop - part.start}
         facts |= {"seconds": None, "peak_bytes": None, "evaluations": answer.evaluations}
         facts["made"] = self.made
+        if answer.samples is not None:
+            facts["samples"] = answer.samples.shape[1]
         if method.is_timed:
-            facts |= {"seconds": _now(device) - start, "peak_bytes": _peak_memory(device)}
+            facts |= {"seconds": _now(device) - start, "peak_bytes": _peak_memory(device, before)}
         store.write(file, self._score(answer, part), facts)
 
     def file(self, method: Method, part: slice) -> Path:
         return self.folder / "parts" / method.name / f"{part.start:05d}.safetensors"
 
+    def has(self, method: Method, part: slice) -> bool:
+        """Whether a group is scored, by the same method on the same images: what an earlier
+        comparison left in the folder does not count."""
+        file = self.file(method, part)
+        return file.is_file() and store.read_facts(file).get("settings") == self._about(method)
+
     def is_done(self, method: Method) -> bool:
-        return all(self.file(method, part).is_file() for part in self.parts)
+        return all(self.has(method, part) for part in self.parts)
 
     def collect(self, method: Method) -> tuple[dict[str, Tensor], list[dict[str, Any]]]:
         """Per-image values of all groups, and the facts of each group."""
@@ -174,14 +181,17 @@ def _now(device: torch.device) -> float:
     return time.perf_counter()
 
 
-def _start_memory(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
+def _start_memory(device: torch.device) -> int:
+    """Bytes of the GPU's memory in use now: weights of all methods, and the images."""
+    if device.type != "cuda":
+        return 0
+    torch.cuda.reset_peak_memory_stats(device)
+    return torch.cuda.memory_allocated(device)
 
 
-def _peak_memory(device: torch.device) -> int | None:
-    """Bytes of the GPU's memory in use at most; not known for a CPU."""
-    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
+def _peak_memory(device: torch.device, before: int) -> int | None:
+    """Bytes that came on top of it at most; not known for a CPU."""
+    return torch.cuda.max_memory_allocated(device) - before if device.type == "cuda" else None
 
 
 def _device_name(device: torch.device) -> str:

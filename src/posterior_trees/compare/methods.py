@@ -102,7 +102,8 @@ def sampler_method(
 def folder_method(
     name: str, folder: Path, *, branching: Sequence[int], samples: int, seed: int
 ) -> Method:
-    """Anybody's samples, clustered; nothing is known about their cost."""
+    """Anybody's samples, made to agree with y, clamped and clustered; nothing is known about their
+    cost."""
 
     def answer(inputs: Inputs, part: slice) -> Answer:
         shape = tuple(inputs.x.shape[1:])
@@ -117,6 +118,9 @@ def folder_method(
                 f"give all images as many, or use --samples {min(counts)}"
             )
         stack = torch.stack(drawn).to(inputs.x.device)
+        y = inputs.y[part].repeat_interleave(stack.shape[1], dim=0)
+        agreeing = inputs.measurement.impose(stack.flatten(0, 1), y).clamp(0, 1)
+        stack = agreeing.unflatten(0, stack.shape[:2])
         return Answer(_cluster(stack, branching, seed), stack, None)
 
     about = {"kind": "folder", "samples": samples, "folder": str(folder)}

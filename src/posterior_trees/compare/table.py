@@ -53,7 +53,7 @@ def make_row(
     }
     for key in VALUES:
         row[key] = per_depth(values[key]) if key in values else None
-    row |= calibration(values, settings)
+    row |= calibration(values, facts[0].get("samples") or settings.get("samples", 0))
     row["acceptance"] = None
     if row["kind"] in DIFFUSION:
         quality = values.get("psnr_hole", values["psnr"])
@@ -86,14 +86,15 @@ def per_depth(values: Tensor) -> list[dict[str, Any]]:
     ]
 
 
-def calibration(values: dict[str, Tensor], settings: dict[str, Any]) -> dict[str, Any]:
-    """Spread-skill, rank test and distance from the training images of a method with samples."""
+def calibration(values: dict[str, Tensor], samples: int) -> dict[str, Any]:
+    """Spread-skill, rank test and distance from the training images of a method with so many
+    samples of an image."""
     keys = ("spread_skill", "expected_v", "rank_chi2", "ranks", "nearest")
     found: dict[str, Any] = dict.fromkeys(keys)
     if "variance" not in values:
         return found
     found["spread_skill"] = spread_skill(values["variance"], values["error"])
-    found["expected_v"] = expected_v(settings["samples"])
+    found["expected_v"] = expected_v(samples)
     if "ranks" in values:
         found |= {"rank_chi2": chi_square(values["ranks"]), "ranks": values["ranks"].numel()}
     if "nearest" in values:
@@ -182,7 +183,7 @@ def _grid(rows: list[dict[str, Any]], sign: str) -> tuple[list[str], list[list[s
     head = ["method", "NFE"]
     head += [f"{'hole ' if quality == 'psnr_hole' else ''}PSNR d={d}" for d in depths]
     head += [f"NLL d={d}" for d in depths[1:]] + [f"entropy d={d}" for d in depths[1:]]
-    head += ["v", "χ²", "nearest", "s/image", "peak MiB"]
+    head += ["v", "χ²", "nearest", "s/image", "work MiB"]
     cells = []
     for row in rows:
         line = [row["name"], _count(row["evaluations"])]
@@ -216,12 +217,15 @@ def _differences(
 
 def _caption(table: dict[str, Any]) -> str:
     count = len(table["images"])
+    fused = [row["name"] for row in table["methods"] if row["settings"].get("compiled")]
     return (
         f"{count} test images, layout {'×'.join(map(str, table['branching']))}, on "
         f"{table['device']}. Mean ± standard deviation over images; NFE are the network "
         "evaluations of one tree. v is about 0.98 and χ² below 21.7 for exact samples; `nearest` "
         "is their distance from the nearest training image over that of the test images, far below "
-        "1 if a model recites. Samples are clamped to [0, 1]; nodes are not clipped."
+        "1 if a model recites. Samples agree with the measurement and are clamped to [0, 1]; nodes "
+        "are not clipped. Work is the GPU's memory beyond weights and images. Compiled networks: "
+        f"{', '.join(fused) or 'none'}."
     )
 
 
