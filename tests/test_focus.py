@@ -61,11 +61,12 @@ def test_light_is_what_a_level_and_a_slope_explain() -> None:
     assert torch.allclose(without_light(x[..., :1, :1]), torch.zeros(1, dtype=x.dtype))
 
 
-def test_nodes_in_another_light_are_as_near() -> None:
-    tree, x = make_tree(32, 8)
-    slope = torch.linspace(0, 0.5, 4)
-    lit = x.clone()
-    lit[:, :, :4, 4:] += 0.2 + slope
+def test_nodes_in_another_light_or_colour_are_as_near() -> None:
+    leaves, x = (torch.rand(32, n, 3, 8, 8, generator=seeded()) for n in (9, 1))
+    tree, x = grow(leaves, torch.zeros(32, 9).log_softmax(dim=1), (3, 3)), x[:, 0]
+    lit, colour = x.clone(), torch.rand(32, 8, 8, generator=seeded())
+    lit[..., :4, 4:] += 0.2 + torch.linspace(0, 0.5, 4)
+    lit[:, 0], lit[:, 1] = lit[:, 0] + colour, lit[:, 1] - colour
     as_it_was, now = (errors_regarded(tree, truth, PART, True) for truth in (x, lit))
     for before, after in zip(as_it_was, now, strict=True):
         assert torch.allclose(before, after, atol=1e-5)
@@ -114,10 +115,10 @@ def test_children_do_not_differ_in_the_light(tmp_path, recipe, seeds) -> None:
                "network.c_init=4", "loss.epsilon_start=2", "loss.epsilon_scale=0.5",
                "loss.focus=[0.0, 0.5, 0.0, 1.0]", f"loss.seeds={seeds}")  # fmt: skip
 
-    def differences(is_light_ignored: str) -> tuple[float, float]:
+    def differences(is_by_shape: str) -> tuple[float, float]:
         """Of two leaves: around the spot, and in it beyond that."""
-        chosen = recipe(*changes, f"loss.is_light_ignored={is_light_ignored}")
-        run = tmp_path / is_light_ignored
+        chosen = recipe(*changes, f"loss.is_by_shape={is_by_shape}")
+        run = tmp_path / is_by_shape
         predictor = fit(chosen, run, images=(images, None), accelerator="cpu")
         apart = predictor(predictor.measure(x[:1])).leaves[0].diff(dim=0)[0, 0, :4]
         around = torch.cat([apart[:, :2], apart[:, 6:]]).mean()

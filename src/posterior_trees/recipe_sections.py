@@ -71,7 +71,7 @@ class LossSpec:
     epsilon_floor: float = 0.0  # below this the losers' weight does not fall
     seeds: float = 0.0  # epochs, once ε falls, in which leaves learn clusters of the root's misses
     focus: tuple[float, ...] = ()  # top, bottom, left, right of the part that decides; () = all
-    is_light_ignored: bool = False  # True: a level and a slope of the part do not decide
+    is_by_shape: bool = False  # True: it decides in grey, without a level and a slope
     rate: tuple[float, ...] = (0.0,)  # what a surprise costs a child, in root errors; or per level
     is_rate_relative: bool = False  # True: only a surprise beyond the batch's mean costs
     conscience: float = 0.0  # 1: siblings share images equally for the first half; 0 = off

@@ -1,4 +1,4 @@
-r"""What a tree tells apart: a part of the picture, and not the light on it.
+r"""What a tree tells apart: a part of the picture, or its shapes.
 
 Squared errors count every pixel alike, so children differ in whatever varies most: the light on a
 chin and what is behind it rather than a mouth, which has few pixels. With `loss.focus` the truth
@@ -11,9 +11,9 @@ from, and parents means of their children. The path of all pixels, by which prob
 learned and trees are judged, may be another one; but children then differ most in the part, and
 what they have in common does not enter the choice.
 
-With `loss.is_light_ignored` neither does the light: of every channel of the part, what a level and
-a slope can explain is taken out before it is compared. A mouth in the shade then is near a mouth in
-the sun, and far from a smile.
+With `loss.is_by_shape` neither do colour and light: what is compared is the part in grey, without
+what a level and a slope can explain of it. A mouth in the shade then is near a mouth in the sun,
+and far from a smile.
 
 Deviation: the paper associates by all pixels, as they are.
 """
@@ -50,16 +50,16 @@ def without_light(images: Float[Tensor, "*n h w"]) -> Float[Tensor, "*n h w"]:
 
 
 def regarded(
-    images: Float[Tensor, "*n h w"], focus: Sequence[float], is_light_ignored: bool = False
-) -> Float[Tensor, "*n _ _"]:
+    images: Float[Tensor, "*n c h w"], focus: Sequence[float], is_by_shape: bool = False
+) -> Float[Tensor, "*n _ _ _"]:
     """What of images tells children apart."""
     part = inside(images, focus)
-    return without_light(part) if is_light_ignored else part
+    return without_light(part.mean(dim=-3, keepdim=True)) if is_by_shape else part
 
 
 def errors_regarded(
-    tree: Tree, x: Float[Tensor, "b c h w"], focus: Sequence[float], is_light_ignored: bool = False
+    tree: Tree, x: Float[Tensor, "b c h w"], focus: Sequence[float], is_by_shape: bool = False
 ) -> tuple[Float[Tensor, "b _"], ...]:
     """Mean squared errors of every node in what is regarded, level by level."""
-    parts = tuple(regarded(level, focus, is_light_ignored) for level in tree.images)
-    return Tree(parts, tree.log_probs, tree.branching).errors(regarded(x, focus, is_light_ignored))
+    parts = tuple(regarded(level, focus, is_by_shape) for level in tree.images)
+    return Tree(parts, tree.log_probs, tree.branching).errors(regarded(x, focus, is_by_shape))

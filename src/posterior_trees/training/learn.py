@@ -135,8 +135,8 @@ class Learner:
             usual = [self._mean(level.detach().exp().mean(dim=0)) for level in tree.log_probs]
         if spec.seeds:
             guide = distances(coarse(self._regard(x - tree.root)), self.centres), is_guided
-        if spec.focus or spec.is_light_ignored:
-            apart = errors_regarded(tree, x, spec.focus, spec.is_light_ignored)
+        if spec.focus or spec.is_by_shape:
+            apart = errors_regarded(tree, x, spec.focus, spec.is_by_shape)
         return objective(tree, x, epsilon, factors, spec.rate, usual, guide, apart)
 
     @torch.no_grad()
@@ -157,7 +157,7 @@ class Learner:
 
     def _regard(self, images: Tensor) -> Tensor:
         """What of images tells children apart."""
-        return regarded(images, self.recipe.loss.focus, self.recipe.loss.is_light_ignored)
+        return regarded(images, self.recipe.loss.focus, self.recipe.loss.is_by_shape)
 
     def _mean(self, values: Tensor) -> Tensor:
         return sum_over_processes(self.fabric, values) / self.fabric.world_size
