@@ -166,6 +166,7 @@ def test_a_saved_tree_comes_back_bit_for_bit(tmp_path):
     tree = grow(leaves, log_probs, levels)
     tree.save(tmp_path / "tree.safetensors")
     back = Tree.load(tmp_path / "tree.safetensors")
+    assert (tmp_path / "tree.safetensors").stat().st_mode & 0o044 == 0o044, "for others to read"
     assert back.branching == (2, 3)
     for a, b in zip(tree.images + tree.log_probs, back.images + back.log_probs, strict=True):
         assert torch.equal(a, b)

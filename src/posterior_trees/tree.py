@@ -11,6 +11,7 @@ copy of its parent's, and no path ever goes through it.
 
 import json
 import math
+import os
 from collections.abc import Iterator, Sequence
 from os import PathLike
 from typing import NamedTuple
@@ -178,6 +179,7 @@ class Tree:
         tensors |= {f"log_probs.{i}": t.contiguous() for i, t in enumerate(self.log_probs)}
         meta = {"posterior_trees": json.dumps({"tree": SCHEMA, "branching": self.branching})}
         save_file(tensors, file, metadata=meta)
+        os.chmod(file, 0o644)  # safetensors lets nobody else read it
 
     @classmethod
     def load(cls, file: str | PathLike[str], device: str | torch.device = "cpu") -> "Tree":
