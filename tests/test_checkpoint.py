@@ -202,3 +202,10 @@ def test_nothing_is_said_about_the_terms_of_your_own_data(model) -> None:
     _, _, file = model
     assert "terms" not in load(file, "cpu").about
     assert "terms" not in model_card(load(file, "cpu"))
+
+
+def test_terms_are_those_of_the_data_not_of_the_task(tmp_path) -> None:
+    changes = ["data.name=mine", "network.c_init=1"]
+    recipe = read_recipe(Path(__file__).parents[1] / "recipes" / "faces_colorize.toml", changes)
+    save_model(tmp_path / "mine.safetensors", build_predictor(recipe), recipe)
+    assert "terms" not in load(tmp_path / "mine.safetensors", "cpu").about

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from posterior_trees import Colorize, Tree, TreePredictor, UNet, cli, load
+from posterior_trees.data.registry import terms_of
 from posterior_trees.onnx_export import output_names, properties, save_onnx
 
 onnxruntime = pytest.importorskip("onnxruntime")
@@ -24,8 +25,9 @@ def colour_predictor() -> TreePredictor:
     torch.manual_seed(0)
     network = UNet(1, 3, 4, width=8)
     torch.nn.init.normal_(network.head.layers[-1].weight)
+    known = {"name": "faces_colorize", "about": {"terms": terms_of("faces256")}}
     return TreePredictor(
-        network, Colorize(), branching=2, depth=2, channels=3, multiple=16, name="faces_colorize"
+        network, Colorize(), branching=2, depth=2, channels=3, multiple=16, **known
     ).eval()
 
 
@@ -116,7 +118,8 @@ def test_the_usage_in_the_file_works_as_it_stands(colour, tmp_path: Path, monkey
     assert names["p"].sum() == pytest.approx(1)
     assert meta["branching"] == "2,2"
     assert "MIT" in meta["licence"]
-    assert "faces256" in meta["data_terms"]
+    assert meta["data_terms"].startswith("faces256, ")
+    assert "research only" in meta["data_terms"]
 
 
 def test_sizes_off_the_grid_are_refused(colour) -> None:

@@ -1,5 +1,6 @@
 """From a recipe to its measurement and its untrained predictor."""
 
+from posterior_trees.data.registry import terms_of
 from posterior_trees.measure import Colorize, Denoise, Downsample, Inpaint, Measurement, Paired
 from posterior_trees.networks.unet import UNet
 from posterior_trees.predictor import TreePredictor
@@ -59,5 +60,12 @@ def build_predictor(recipe: Recipe, about: dict | None = None) -> TreePredictor:
         multiple=network.multiple,
         padding=spec.padding,
         name=recipe.task,
-        about=about,
+        about={**(about or {}), **terms(recipe)},
     )
+
+
+def terms(recipe: Recipe) -> dict[str, str]:
+    """What may be done with weights that learned from the recipe's data, for a predictor's `about`;
+    nothing about data of your own."""
+    found = terms_of(recipe.data.name)
+    return {"terms": found} if found else {}

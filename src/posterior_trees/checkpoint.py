@@ -12,8 +12,7 @@ from typing import Any
 import torch
 
 from posterior_trees import store
-from posterior_trees.build import build_predictor
-from posterior_trees.data.registry import terms_of
+from posterior_trees.build import build_predictor, terms
 from posterior_trees.predictor import TreePredictor
 from posterior_trees.recipe import Recipe, parse_resolved, write_recipe
 
@@ -57,12 +56,9 @@ def load(
     file = find_model(name_or_path)
     facts = _read_facts(file)
     weights, _ = store.read(file)
-    if predictor is None:
-        predictor = build_predictor(parse_resolved(facts["recipe"], str(file)), facts["about"])
-    else:
-        predictor.about = facts["about"]
-    if terms := terms_of(predictor.name):  # what may be done with the weights
-        predictor.about = {**predictor.about, "terms": terms}
+    recipe = parse_resolved(facts["recipe"], str(file))
+    predictor = predictor or build_predictor(recipe)
+    predictor.about = {**facts["about"], **terms(recipe)}
     load_weights(predictor.network, weights, origin=str(file))
     predictor.to(device=device or best_device(), dtype=dtype)
     return predictor.eval().requires_grad_(False)

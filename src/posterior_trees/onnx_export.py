@@ -29,7 +29,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from posterior_trees.data.registry import terms_of
 from posterior_trees.measure import Colorize, Inpaint
 from posterior_trees.predictor import TreePredictor
 from posterior_trees.store import write_bytes
@@ -97,7 +96,7 @@ def properties(predictor: TreePredictor) -> dict[str, str]:
         "version": f"posterior-trees {__version__}",
         **origin,
         "licence": "code: MIT; weights: the terms of the data they were trained on",
-        "data_terms": terms_of(predictor.name) or "those of your own data",
+        "data_terms": predictor.about.get("terms") or "those of your own data",
         "input": describe_input(predictor),
         "usage": usage(predictor),
     }

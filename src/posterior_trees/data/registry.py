@@ -7,8 +7,6 @@ be asked. `docs/data.md` tells how each set was prepared.
 from dataclasses import dataclass
 from pathlib import Path
 
-from posterior_trees.tasks import TASKS
-
 
 @dataclass(frozen=True)
 class KnownSet:
@@ -66,10 +64,9 @@ def find_known(name: str) -> KnownSet | None:
     return next((known for known in KNOWN if known.name == name), None)
 
 
-def terms_of(task: str) -> str:
-    """The terms of the images that a model of this task learned from; "" if they are not ours to
-    know."""
-    known = find_known(TASKS.get(task, {}).get("data", {}).get("name", ""))
+def terms_of(name: str) -> str:
+    """What a set is, and its terms; "" of one that we do not know."""
+    known = find_known(name)
     return f"{known.name}, {known.what}: {known.terms}" if known else ""
 
 

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from posterior_trees.data.decode import read_header
 from posterior_trees.data.errors import DataError
-from posterior_trees.data.registry import terms_of
 from posterior_trees.explore.content import Measure, describe_trees
 from posterior_trees.explore.upload import (
     RESCALED,
@@ -101,7 +100,7 @@ def model_card(predictor: Predictor) -> dict[str, str]:
     )
     if _takes_digits(predictor):
         card["data"] = "Digits: MNIST by Yann LeCun, Corinna Cortes and Christopher J.C. Burges"
-    if terms := terms_of(predictor.name):
+    if terms := predictor.about.get("terms"):
         card["terms"] = f"Trained on {terms}; the weights have the terms of their data"
     return card
 
