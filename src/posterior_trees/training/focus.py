@@ -40,9 +40,9 @@ def inside(images: Float[Tensor, "*n h w"], focus: Sequence[float]) -> Float[Ten
 
 def without_light(images: Float[Tensor, "*n h w"]) -> Float[Tensor, "*n h w"]:
     """Images without what a level and a slope explain of each, by least squares."""
-    places = [torch.arange(size, device=images.device) for size in images.shape[-2:]]
-    rows, columns = torch.meshgrid(*(p.to(images.dtype) - p.float().mean() for p in places),
-                                   indexing="ij")  # fmt: skip
+    kind = {"dtype": images.dtype, "device": images.device}
+    down, across = (torch.arange(size, **kind) for size in images.shape[-2:])
+    rows, columns = torch.meshgrid(down - down.mean(), across - across.mean(), indexing="ij")
     for light in (torch.ones_like(rows), rows, columns):  # orthogonal to each other
         light = light / light.square().mean().sqrt().clamp_min(1e-6)
         images = images - (images * light).mean(dim=(-2, -1), keepdim=True) * light
