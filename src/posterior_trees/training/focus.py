@@ -18,6 +18,7 @@ and far from a smile.
 Deviation: the paper associates by all pixels, as they are.
 """
 
+import functools
 import math
 from collections.abc import Sequence
 
@@ -40,8 +41,8 @@ def inside(images: Float[Tensor, "*n h w"], focus: Sequence[float]) -> Float[Ten
 
 def without_light(images: Float[Tensor, "*n h w"]) -> Float[Tensor, "*n h w"]:
     """Images without what a level and a slope explain of each, by least squares."""
-    kind = {"dtype": images.dtype, "device": images.device}
-    down, across = (torch.arange(size, **kind) for size in images.shape[-2:])
+    make = functools.partial(torch.arange, dtype=images.dtype, device=images.device)
+    down, across = (make(size) for size in images.shape[-2:])
     rows, columns = torch.meshgrid(down - down.mean(), across - across.mean(), indexing="ij")
     for light in (torch.ones_like(rows), rows, columns):  # orthogonal to each other
         light = light / light.square().mean().sqrt().clamp_min(1e-6)
