@@ -653,6 +653,8 @@ def test_deafness_needs_time_leaves_and_evidence(changes, is_warned):
     warn_of_deafness(line, 0.6)
     assert len(line["warnings"]) == 1 + is_warned
     assert line["warnings"][-1].startswith("every image") == is_warned
+    warn_of_deafness(line, 0.6, "batch")  # nobody is told to do what was done
+    assert "head_norm" not in line["warnings"][-1]
 
 
 def made_up_loss(values: Tensor, leaf: Tensor) -> Objective:
@@ -674,6 +676,9 @@ def test_no_dead_leaf_is_announced_while_all_leaves_still_learn():
         line = health.summary(epsilon, is_last)
         assert line["leaf_usage"] == [1.0, 0.0]
         assert ("warnings" in line) == is_warned
+        if is_warned:  # to one whose ε never fell, longer annealing is bad advice
+            assert ("let it fall sooner" in line["warnings"][0]) == (epsilon == 1.0)
+            assert ("anneal longer" in line["warnings"][0]) == (epsilon == 0.01)
 
 
 @pytest.mark.parametrize("is_balanced", [False, True])
@@ -1097,3 +1102,13 @@ def test_a_run_killed_with_sigkill_ends_in_the_same_weights(tmp_path, recipe, bl
     assert {p.name for p in (tmp_path / "parts").iterdir()} == {
         "recipe.toml", "state.safetensors", "best.safetensors", "log.jsonl", "trees"
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("few", ["training.batch_size=1", "one image"])
+def test_a_head_that_needs_two_images_says_so(tmp_path, recipe, blobs, few):
+    """… before torch does, in words about channels."""
+    changes = [few] if "=" in few else []
+    images = blobs(8 if changes else 1), None
+    with pytest.raises(RunError, match="head_norm='batch' needs at least 2: give it more"):
+        fit(recipe("network.head_norm=batch", *changes), tmp_path, images=images, accelerator="cpu")
+    fit(recipe("training.epochs=1", *changes), tmp_path, images=images, accelerator="cpu")

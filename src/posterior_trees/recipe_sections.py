@@ -150,6 +150,7 @@ AT_LEAST = {
     "loss.beta": 0.0,
     "loss.epsilon_start": 0.0,
     "loss.epsilon_floor": 0.0,
+    "loss.seeds": 0.0,
     "loss.conscience": 0.0,
     "data.patch": 0,
     "data.repeat": 1,

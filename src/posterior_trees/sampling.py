@@ -4,6 +4,7 @@ import dataclasses
 import inspect
 from collections.abc import Callable
 from os import PathLike
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -202,6 +203,10 @@ def save_baseline(
 
 def load_baseline(path: str | PathLike[str], device: str | torch.device | None = None) -> Baseline:
     """A baseline ready to sample, from a run folder or a file."""
+    if not Path(path).exists():
+        raise ModelError(
+            f"there is no {path}: give a run folder or file of `ptrees baseline train`"
+        )
     file = find_model(path)
     facts = store.read_facts(file)
     if "baseline" not in facts:

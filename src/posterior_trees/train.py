@@ -169,7 +169,8 @@ class Trainer:
             scores = validate(self.predictor, self.validation, self.recipe)
             line |= self.fabric.broadcast(scores)  # all processes must draw the same conclusions
             self.learner.schedule.observe(line["val_loss"])
-            warn_of_deafness(line, self.step / self.total_steps)
+            progress, head_norm = self.step / self.total_steps, self.recipe.network.head_norm
+            warn_of_deafness(line, progress, head_norm)
         if self.validation is None or line["val_loss"] < self.best:
             self.best = line.get("val_loss", math.inf)
             if self.run.is_writer and (self.validation is not None or is_last or epoch % 5 == 0):

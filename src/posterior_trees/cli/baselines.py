@@ -27,8 +27,8 @@ def add_baseline(commands: Any) -> None:
     sample.add_argument("model", metavar="RUN", help="a baseline's run folder or file")
     add_data(sample)
     sample.add_argument("--method", help="ddnm, ddrm, repaint, … [the model's own]")
-    sample.add_argument("--task", help="what is measured of the images: another task on the same "
-                        "data [the model's own]")  # fmt: skip
+    sample.add_argument("--task", metavar="NAME", help="measure as in another task on the same "
+                        "data, e.g. faces_mouth [the model's own]")  # fmt: skip
     _add_options(sample)
     sample.add_argument("--images", type=int, default=10,
                         help="so many test images, those of `ptrees compare` [10]")  # fmt: skip

@@ -37,6 +37,13 @@ class Feed:
                 f"a batch of {self.batch_size} cannot be shared equally by {processes} "
                 "processes: choose training.batch_size as a multiple"
             )
+        if recipe.network.head_norm == "batch" and self.batch_size // processes < 2:
+            raise RunError(
+                f"a batch has {self.batch_size // processes} image for each process "
+                f"(training.batch_size is {recipe.training.batch_size}, of {self.draws} training "
+                "images), and network.head_norm='batch' needs at least 2: give it more, or use "
+                "head_norm='layer'"
+            )
         self.steps_per_epoch = self.draws // self.batch_size
         spec = recipe.balancer
         self.balancer = LeafBalancer(

@@ -61,14 +61,21 @@ class Health:
         }
         dead = [leaf for leaf, share in enumerate(usage) if share < DEAD]
         if dead and (is_last or epsilon < SETTLED):
-            balance = "" if self.is_balanced else ", switch the balancer on (balancer.is_on=true),"
-            line["warnings"] = [
-                f"leaves {dead} are reached by fewer than {DEAD:.1%} of the images: anneal longer "
-                f"(loss.epsilon_scale){balance} or use a smaller tree"
-            ]
+            what = f"leaves {dead} are reached by fewer than {DEAD:.1%} of the images: "
+            line["warnings"] = [what + self._advice(epsilon)]
         self.usage.zero_()
         self.sums.zero_()
         return line
+
+    def _advice(self, epsilon: float) -> str:
+        """For dead leaves, once an ε has settled, or where a run ended before."""
+        if epsilon >= SETTLED:
+            return (
+                f"ε is still {epsilon:.2g}, and all leaves learn the same: let it fall sooner "
+                "(loss.epsilon_start, loss.epsilon_scale), or train longer"
+            )
+        balance = "" if self.is_balanced else ", switch the balancer on (balancer.is_on=true),"
+        return f"anneal longer (loss.epsilon_scale){balance} or use a smaller tree"
 
     def state_dict(self) -> dict[str, Any]:
         return {"usage": self.usage, "sums": self.sums}
@@ -78,15 +85,17 @@ class Health:
         self.sums.copy_(state["sums"])
 
 
-def warn_of_deafness(line: dict[str, Any], progress: float) -> None:
+def warn_of_deafness(line: dict[str, Any], progress: float, head_norm: str = "layer") -> None:
     """Add to an epoch's log line that the head does not listen, once it had time to learn to."""
     is_late = progress >= 0.5 and line["epsilon"] < SETTLED and len(line["leaf_usage"]) > 1
     if is_late and line.get("val_information", math.inf) < DEAF:
-        deaf = (
-            "every image gets the same probabilities, whatever it shows: try "
-            "network.head_norm='batch' with head_dropout=0.3, or train longer"
+        other = (
+            ""
+            if head_norm == "batch"
+            else "try network.head_norm='batch' with head_dropout=0.3, or "
         )
-        line["warnings"] = [*line.get("warnings", []), deaf]
+        deaf = "every image gets the same probabilities, whatever it shows: "
+        line["warnings"] = [*line.get("warnings", []), f"{deaf}{other}train longer"]
 
 
 def perplexity(usage: list[float]) -> float:
