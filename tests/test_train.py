@@ -7,6 +7,7 @@ import json
 import math
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -1076,7 +1077,9 @@ def test_a_run_that_begins_anew_says_so(tmp_path, blob_folder, capsys):
     (tmp_path / "run" / "log.jsonl").write_text("")
     cli.main(["train", str(blob_folder / "blobs.toml"), "--data", str(blob_folder), "--out",
               str(tmp_path / "run"), "--accelerator", "cpu"])  # fmt: skip
-    assert "has a log and no saved state: the run begins anew" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "has a log and no saved state: the run begins anew" in said
+    assert re.search(r"^\d+ images to train on", said, re.MULTILINE)
 
 
 def test_a_run_killed_with_sigkill_ends_in_the_same_weights(tmp_path, recipe, blob_folder):

@@ -58,8 +58,11 @@ def run_train(arguments: argparse.Namespace) -> None:
         print(f"{out} has a log and no saved state: the run begins anew", file=sys.stderr)
     is_first = os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0")) == "0"
     images = load_images(recipe, data_folder(arguments))
-    if is_first and (warning := darkness(images[0])):
-        print(f"warning: {warning}", file=sys.stderr)
+    if is_first:
+        held_out = f", {len(images[1])} to validate" if images[1] is not None else ""
+        print(f"{len(images[0])} images to train on{held_out}", file=sys.stderr)
+        if warning := darkness(images[0]):
+            print(f"warning: {warning}", file=sys.stderr)
     is_alone = arguments.devices == 1 and "WORLD_SIZE" not in os.environ
     with Progress(title, can_stop=is_alone) as progress:
         fit(
