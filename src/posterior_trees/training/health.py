@@ -71,7 +71,7 @@ class Health:
         """For dead leaves, once an ε has settled, or where a run ended before."""
         if epsilon >= SETTLED:
             return (
-                f"ε is still {epsilon:.2g}, and all leaves learn the same: let it fall sooner "
+                f"ε is still {epsilon:.2g}, at which losers learn too: let it fall sooner "
                 "(loss.epsilon_start, loss.epsilon_scale), or train longer"
             )
         balance = "" if self.is_balanced else ", switch the balancer on (balancer.is_on=true),"
@@ -89,11 +89,8 @@ def warn_of_deafness(line: dict[str, Any], progress: float, head_norm: str = "la
     """Add to an epoch's log line that the head does not listen, once it had time to learn to."""
     is_late = progress >= 0.5 and line["epsilon"] < SETTLED and len(line["leaf_usage"]) > 1
     if is_late and line.get("val_information", math.inf) < DEAF:
-        other = (
-            ""
-            if head_norm == "batch"
-            else "try network.head_norm='batch' with head_dropout=0.3, or "
-        )
+        norm = "try network.head_norm='batch' with head_dropout=0.3, or "
+        other = "" if head_norm == "batch" else norm
         deaf = "every image gets the same probabilities, whatever it shows: "
         line["warnings"] = [*line.get("warnings", []), f"{deaf}{other}train longer"]
 
