@@ -11,10 +11,12 @@ from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 
-from posterior_trees import UNet
+from posterior_trees import UNet, fast
 from posterior_trees.capture import Capture
+from posterior_trees.measure import Inpaint
 from posterior_trees.networks.grouped import aligned_conv, deal, parted
 from posterior_trees.networks.unet import LeafConv, UpConv
+from posterior_trees.predictor import TreePredictor
 
 pytest.importorskip(
     "triton", reason="Triton comes with CUDA builds of torch, or with the dev extra"
@@ -262,6 +264,27 @@ def test_the_fused_network_predicts_the_same(
     near = {"rtol": 1e-3, "atol": 1e-3} if DEVICE == "cpu" else {"rtol": 0.05, "atol": 0.05}
     torch.testing.assert_close(got.images, expected.images, **near)
     torch.testing.assert_close(got.log_probs, expected.log_probs, **near)
+
+
+@pytest.mark.parametrize("channels", [1, 3, 8])
+def test_a_fast_predictor_grows_the_plain_ones_trees(monkeypatch, channels):
+    """From a hole whose sides the network cannot take, with zeros beside its channels."""
+    monkeypatch.setattr(fast, "as_fast", FusedUNet)
+    monkeypatch.setattr(fast, "compiled", lambda function, **_: function)
+    hole = torch.zeros(7, 9, dtype=torch.bool, device=DEVICE)
+    hole[2:5, 3:8] = True
+    network = UNet(channels, channels, 4, width=12, steps=2).to(DEVICE)
+    options = {"branching": 2, "depth": 2, "channels": channels, "multiple": 4}
+    plain = TreePredictor(network, Inpaint(hole), **options).eval()
+    y = torch.rand(2, channels, 7, 9, device=DEVICE).masked_fill(hole, 0.0)
+    with torch.inference_mode():
+        got = fast.FastPredictor(plain, torch.float32, is_recorded=False)(y)
+        expected = plain(y)
+    near = {"rtol": 1e-3, "atol": 1e-3} if DEVICE == "cpu" else {"rtol": 0.05, "atol": 0.05}
+    for a, b in zip(got.images, expected.images, strict=True):
+        torch.testing.assert_close(a, b, **near)
+    with pytest.raises(ValueError, match=f"takes {channels}"):
+        fast.FastPredictor(plain, torch.float32, is_recorded=False)(y[:, :1].repeat(1, 2, 1, 1))
 
 
 def test_a_shared_decoder_of_any_width_stays_cudnns(monkeypatch):

@@ -55,6 +55,7 @@ class FastPredictor(TreePredictor):
         self.is_recorded = is_recorded
         self.is_fused = getattr(self.network, "is_fused", False) is True
         if self.is_fused:  # the network's kernels need no compiler
+            self._begin: Callable = compiled(self._begin, is_dynamic=False)
             self._finish: Callable = compiled(self._finish, is_dynamic=False)
         else:
             self._levels: Callable = compiled(self._levels, is_dynamic=False)
@@ -74,9 +75,13 @@ class FastPredictor(TreePredictor):
     def _levels(self, y: Tensor) -> tuple[Tensor, ...]:
         if self.is_fused:
             network: Any = self.network
-            return self._finish(*network.maps(self.view(y)), y)
+            return self._finish(*network.maps(self._begin(y)), y)
         tree = super().forward(y)
         return (*tree.images, *tree.log_probs)
+
+    def _begin(self, y: Tensor) -> Tensor:
+        network: Any = self.network
+        return network.prepared(self.view(y))
 
     def _finish(self, images: Tensor, means: list[Tensor], y: Tensor) -> tuple[Tensor, ...]:
         network: Any = self.network

@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from posterior_trees.networks.grouped import block_diagonal, enlarging, parted
+from posterior_trees.networks.grouped import block_diagonal, enlarging, parted, widen
 from posterior_trees.networks.head import Leaves
 from posterior_trees.networks.kernels import conv, predict
 from posterior_trees.networks.kernels import norm as norms
@@ -44,6 +44,9 @@ class FusedUNet(nn.Module):
         for block in self.encoder:
             for convolution in _convolutions(block):
                 convolution.weight.data = channels_last(convolution.weight).to(dtype)
+        first = _convolutions(self.encoder[0])[0]
+        self.room = into = self.in_channels + -self.in_channels % 8
+        first.weight.data = channels_last(widen(first.weight.data, len(first.weight), into))
         self.groups = groups = network.decoders
         self.ups, self.skips, self.leaves = [], [], []
         for block in self.decoder:
@@ -61,7 +64,13 @@ class FusedUNet(nn.Module):
         self.bias = F.pad(bias, (0, self.matrix.shape[1] - len(bias)))
 
     def forward(self, y: Float[Tensor, "b c h w"]) -> Leaves:
-        return self.leaves_of(*self.maps(y))
+        return self.leaves_of(*self.maps(self.prepared(y)))
+
+    def prepared(self, y: Float[Tensor, "b c h w"]) -> Float[Tensor, "b c8 h w"]:
+        """What `maps` reads: in the precision and order of the weights, with zeros added to the
+        channels, which cuDNN would add in passes of its own. To be fused by the compiler."""
+        wide = F.pad(y, (0, 0, 0, 0, 0, self.room - y.shape[1]))
+        return wide.to(self.matrix.dtype, memory_format=torch.channels_last)
 
     def leaves_of(
         self, images: Float[Tensor, "b n c h w"], means: list[Float[Tensor, "b _ _"]]
@@ -70,13 +79,13 @@ class FusedUNet(nn.Module):
         return Leaves(images, self.head([mean.sum(dim=1).unsqueeze(2) for mean in means]))
 
     def maps(
-        self, y: Float[Tensor, "b c h w"]
+        self, prepared: Float[Tensor, "b c8 h w"]
     ) -> tuple[Float[Tensor, "b n c2 h w"], list[Float[Tensor, "b _ _"]]]:
         """The leaves' images, and the means of the decoder's maps, in parts to be added."""
-        return on_its_device(self._maps)(y)
+        return on_its_device(self._maps)(prepared)
 
-    def _maps(self, y: Tensor) -> tuple[Tensor, list[Tensor]]:
-        skips, features = [], channels_last(y)
+    def _maps(self, prepared: Tensor) -> tuple[Tensor, list[Tensor]]:
+        skips, features = [], channels_last(prepared)
         for block in self.encoder:
             first, norm, _, second, last_norm, *_ = cast(Any, block)
             maps = _normalized(norm, F.conv2d(features, first.weight, padding=1))
