@@ -152,6 +152,34 @@ def test_an_association_has_a_half_life_of_one_epoch() -> None:
     assert torch.allclose(new_over_old, torch.tensor(2 ** (5 / 4), dtype=torch.float64))
 
 
+def test_between_two_solutions_batches_are_counted_as_one() -> None:
+    """When the last is there or q is asked for, and after a restart; their memory may be reused."""
+    generator = seeded()
+    rare, dense = LeafBalancer(6, 80, refresh_every=3), LeafBalancer(6, 80)
+    for asked_at in (3, 2, 3, 1):
+        before, seen = rare.conditional.clone(), []
+        for _ in range(asked_at):
+            indices = torch.randint(80, (16,), generator=generator)
+            winners = torch.randint(6, (16,), generator=generator)
+            seen.append((indices.clone(), winners.clone()))
+            assert torch.equal(rare.conditional, before)
+            rare.update(indices, winners)
+            indices.zero_(), winners.zero_()
+            restored = LeafBalancer(6, 80, refresh_every=3)
+            restored.load_state_dict(rare.state_dict())
+            rare = restored
+        dense.update(*(torch.cat(parts) for parts in zip(*seen, strict=True)))
+        assert torch.equal(rare.probabilities(), dense.probabilities())
+        assert torch.equal(rare.associations, dense.associations)
+        rare.updates = 0
+
+
+def test_a_window_looks_at_each_batch() -> None:
+    balancer = LeafBalancer(2, 8, refresh_every=4, window=True)
+    balancer.update(torch.arange(4), torch.zeros(4, dtype=torch.long))
+    assert balancer.totals[:4].gt(0).all()
+
+
 def test_an_empty_batch_changes_nothing() -> None:
     balancer = LeafBalancer(2, 4)
     balancer.update(torch.tensor([], dtype=torch.long), torch.tensor([], dtype=torch.long))
@@ -452,7 +480,13 @@ def test_weights_stay_finite_without_a_floor() -> None:
 # --- state
 
 
-OPTIONS = [{}, {"window": True}, {"greedy": False}, {"exact": True, "refresh_every": 3}]
+OPTIONS = [
+    {},
+    {"window": True},
+    {"greedy": False},
+    {"refresh_every": 5},
+    {"exact": True, "refresh_every": 3},
+]
 
 
 @pytest.mark.parametrize("options", OPTIONS)
@@ -548,7 +582,7 @@ def test_other_impossible_requests_are_refused() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("options", [{}, {"window": True}, {"greedy": False}])
+@pytest.mark.parametrize("options", [{}, {"window": True}, {"greedy": False}, {"refresh_every": 8}])
 def test_a_gpu_draws_what_the_cpu_draws_without_waiting(options: dict[str, Any]) -> None:
     here, there = LeafBalancer(9, 5000, **options), LeafBalancer(9, 5000, device="cuda", **options)
     generators = seeded(), seeded()

@@ -18,7 +18,8 @@ up for it, and the root is no longer the posterior mean. With $\rho > 0$, $\gamm
 
 In code $P$ is transposed, one row per sample, so that a batch touches whole rows. All of it happens
 where the counts are, in few operations: beside a small network on a GPU each launch counts, and
-nothing may wait.
+nothing may wait. `refresh_every` steps may share what is not drawing: the winners of as many
+batches are then counted as those of one, and q is solved for once.
 """
 
 import math
@@ -95,14 +96,19 @@ class LeafBalancer:
         self._marks = make_marks(num_samples).to(self._home)
         self.in_force: Tensor | None = None  # the q that the last batch was drawn by
         self.age = self.updates = self.due = 0
+        self._waiting: list[Int64[Tensor, "2 b"]] = []  # samples and winners not counted yet
 
     @property
     def associations(self) -> Float64[Tensor, "leaves samples"]:
         """The paper's A, decayed to now."""
+        self._count()
         return (self.conditional * self.totals[:, None] * 2.0 ** (-self.age / self.num_samples)).T
 
     def update(self, indices: Int[Tensor, "..."], winners: Int[Tensor, "..."]) -> None:
-        """Count the winning leaf of each sample of a batch; a sample may occur several times."""
+        """Count the winning leaf of each sample of a batch; a sample may occur several times.
+
+        With `refresh_every` above 1 they wait, to be counted together, until q is solved for anew.
+        """
         shapes = tuple(indices.shape), tuple(winners.shape)
         agree = indices.ndim == 1 and shapes[0] == shapes[1]
         fix = "pass tree.descend(x)[:, -1] as winners"
@@ -111,14 +117,24 @@ class LeafBalancer:
         winners = self._bring(winners, self.num_leaves, "winners")
         if len(indices) == 0:
             return
+        self._waiting.append(torch.stack([indices, winners]))
+        self.updates += 1
+        if self.window or self.updates % self.refresh_every == 0:  # a window looks at each batch
+            self._count()
+        if self.updates % GRAM_UPDATES == 0:
+            self.gram = self.conditional.T @ self.conditional
+
+    def _count(self) -> None:
+        """Add what is waiting to A, as one batch."""
+        if not self._waiting:
+            return
+        indices, winners = torch.cat(self._waiting, dim=1)
+        self._waiting.clear()
         epochs = len(indices) / self.num_samples
         self.age += len(indices)
         gain = (1.0 - 2.0**-epochs) * 2.0 ** (self.age / self.num_samples)
         for rows, leaves in zip(indices.split(AT_ONCE), winners.split(AT_ONCE), strict=True):
             self._add(rows, self._wins[leaves], gain)
-        self.updates += 1
-        if self.updates % GRAM_UPDATES == 0:
-            self.gram = self.conditional.T @ self.conditional
         if self.age > REBASE_EPOCHS * self.num_samples:
             self.totals.mul_(2.0 ** (-self.age / self.num_samples))
             self.age = 0
@@ -141,7 +157,8 @@ class LeafBalancer:
         self.gram.addmm_(change.T, new, alpha=gain).addmm_(old.T, change, alpha=gain)
 
     def probabilities(self, exact: bool = False) -> Float64[Tensor, "samples"]:
-        """The drawing probability q of every sample, from what `update` has counted so far."""
+        """The drawing probability q of every sample, from all that `update` was told so far."""
+        self._count()
         if exact:
             return exact_form(self.conditional, self.ridge, self.floor, self.dual)[0]
         return closed_form(self.conditional, self.ridge, self.floor, self.gram)
@@ -165,7 +182,7 @@ class LeafBalancer:
     ) -> Iterator[Int64[Tensor, "b"]]:
         """One epoch: ceil(N / size) batches of `size` different samples (of N, if N is smaller).
 
-        A batch is chosen when it is asked for, from what `update` has counted until then; q is
+        A batch is chosen when it is asked for, from what `update` was told until then; q is
         solved for every `refresh_every` batches. `active` is read when this is called.
         """
         _check(size >= 1, f"size is {size}", ">= 1", "the paper uses 32")
@@ -189,6 +206,7 @@ class LeafBalancer:
     def _solve(self) -> Tensor:
         if not self.exact:
             return self.probabilities()
+        self._count()
         q, self.dual = exact_form(self.conditional, self.ridge, self.floor, self.dual)
         return q
 
@@ -225,6 +243,8 @@ class LeafBalancer:
         """All that decides future batches and weights, as tensors and plain numbers."""
         tensors = {name: getattr(self, name) for name in TENSORS}
         state = {name: tensor.clone() for name, tensor in tensors.items() if tensor is not None}
+        if self._waiting:
+            state["waiting"] = torch.cat(self._waiting, dim=1)
         return state | {name: getattr(self, name) for name in NUMBERS}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -241,6 +261,8 @@ class LeafBalancer:
             setattr(self, name, None if tensor is None else tensor.to(self._home, copy=True))
         for name in NUMBERS:
             setattr(self, name, type(getattr(self, name))(state[name]))
+        waiting = state.get("waiting")
+        self._waiting = [] if waiting is None else [waiting.to(self._home, copy=True)]
 
 
 def _parts(table: Tensor) -> tuple[Tensor, Tensor]:
