@@ -345,6 +345,19 @@ def test_the_spread_reward_is_unbiased_for_gaussian_samples() -> None:
     assert estimate.item() == pytest.approx(0.3, rel=0.01)
 
 
+def test_what_compiling_a_gan_replaces_is_what_makes_its_samples() -> None:
+    baseline, seen = random_baseline("cgan"), []
+
+    def compiled(inputs: torch.Tensor) -> torch.Tensor:
+        seen.append(inputs.shape)
+        return torch.zeros(len(inputs), 1, *inputs.shape[2:])
+
+    baseline.model._compiled_call_impl = compiled  # what `Module.compile` sets
+    samples = baseline.model.sample(Inpaint(HOLE), torch.zeros(2, 1, 8, 8), 3, seeded())
+    assert seen == [(6, 3, 16, 16)]
+    assert samples.shape == (2, 3, 1, 8, 8)
+
+
 def test_rcgan_steers_its_spread_by_the_averaging_law() -> None:
     """Samples without spread gain nothing from averaging: the reward must grow."""
     recipe, spec = tiny("rcgan")

@@ -20,7 +20,7 @@ Neither is MAT, the GAN of the paper's Table 1, which cannot be reproduced at th
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from jaxtyping import Float
@@ -31,7 +31,9 @@ from posterior_trees.baselines.diffusion import see, seen_channels
 from posterior_trees.baselines.spec import BaselineSpec
 from posterior_trees.baselines.unet import crop, pad
 from posterior_trees.baselines.weights import make_adam
+from posterior_trees.compiling import compiled
 from posterior_trees.measure import Measurement
+from posterior_trees.networks.norm import has_kernels
 from posterior_trees.networks.unet import UNet
 from posterior_trees.recipe import Recipe
 
@@ -59,12 +61,21 @@ class GanModel(nn.Module):
         self.critic = Critic(channels + seen_channels(measurement, channels), spec.critic)
         self.register_buffer("control", torch.ones(()))
 
+    def forward(self, inputs: Float[Tensor, "b c h w"]) -> Float[Tensor, "b c2 h w"]:
+        """The generator's images, on CUDA in bfloat16, as trees and diffusion models are."""
+        with torch.autocast(inputs.device.type, dtype=torch.bfloat16, enabled=inputs.is_cuda):
+            return self.network(inputs).images[:, 0]
+
     def generate(
-        self, measurement: Measurement, y: Float[Tensor, "b *shape"], z: Float[Tensor, "b 2 h w"]
+        self,
+        measurement: Measurement,
+        y: Float[Tensor, "b *shape"],
+        z: Float[Tensor, "b 2 h w"],
+        forward: Callable[[Tensor], Tensor] | None = None,
     ) -> Float[Tensor, "b *shape2"]:
-        """One sample of every `y`."""
+        """One sample of every `y`; `forward` is the generator in another form."""
         inputs = torch.cat([measurement.view(y), z], dim=1)
-        images = self.network(pad(inputs, UNet.multiple)).images[:, 0]
+        images = (self if forward is None else forward)(pad(inputs, UNet.multiple))
         images = crop(images, inputs).to(y.dtype)
         return measurement.naive(y) + measurement.project(images)
 
@@ -120,6 +131,9 @@ class GanLearner(ABC):
             make_adam(part.parameters(), recipe.optimizer, device, self.betas)
             for part in (model.critic, model.network)
         ]
+        if device.type == "cuda":
+            has_kernels()  # asked before the compiler, for which it is a constant
+        self.forward = compiled(model) if recipe.training.compile else model
 
     def draw(
         self, x: Float[Tensor, "b c h w"], y: Tensor | None, generator: torch.Generator
@@ -133,7 +147,8 @@ class GanLearner(ABC):
 
     def learn(self, x: Tensor, y: Tensor, seen: Tensor, z: Tensor, u: Tensor) -> Float[Tensor, "2"]:
         """One step of each; returns the critic's and the generator's loss."""
-        samples = torch.stack([self.model.generate(self.measurement, y, noise) for noise in z])
+        made = [self.model.generate(self.measurement, y, noise, self.forward) for noise in z]
+        samples = torch.stack(made)
         critic = self._step(0, self.critic_loss(x, seen, samples.detach(), u))
         self.model.critic.requires_grad_(False)
         generator = self._step(1, self.generator_loss(x, seen, samples))
