@@ -152,12 +152,14 @@ def test_an_association_has_a_half_life_of_one_epoch() -> None:
     assert torch.allclose(new_over_old, torch.tensor(2 ** (5 / 4), dtype=torch.float64))
 
 
-def test_between_two_solutions_batches_are_counted_as_one() -> None:
-    """When the last is there or q is asked for, and after a restart; their memory may be reused."""
+def test_batches_that_wait_are_counted_as_one() -> None:
+    """Once there are enough of them or they are asked for, after a restart too; their memory may be
+    reused."""
     generator = seeded()
     rare, dense = LeafBalancer(6, 80, refresh_every=3), LeafBalancer(6, 80)
-    for asked_at in (3, 2, 3, 1):
-        before, seen = rare.conditional.clone(), []
+    rare.active = False
+    for asked_at in (3, 2, 3, 1, 3):
+        before, seen, rare.updates = rare.conditional.clone(), [], 0
         for _ in range(asked_at):
             indices = torch.randint(80, (16,), generator=generator)
             winners = torch.randint(6, (16,), generator=generator)
@@ -169,9 +171,27 @@ def test_between_two_solutions_batches_are_counted_as_one() -> None:
             restored.load_state_dict(rare.state_dict())
             rare = restored
         dense.update(*(torch.cat(parts) for parts in zip(*seen, strict=True)))
+        if asked_at == 3:
+            assert torch.equal(rare.conditional, dense.conditional)
         assert torch.equal(rare.probabilities(), dense.probabilities())
         assert torch.equal(rare.associations, dense.associations)
-        rare.updates = 0
+
+
+@pytest.mark.parametrize("before", [0, 1, 6])
+def test_between_two_solutions_winners_are_counted_once(
+    before: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many batches came before the balancer was at work."""
+    balancer, counted = LeafBalancer(2, 60, refresh_every=4), []
+    balancer.active = False
+    for indices in list(balancer.batches(5, seeded()))[:before]:
+        balancer.update(indices, indices % 2)
+    balancer.active = True
+    monkeypatch.setattr(balancer, "_add", lambda rows, *_: counted.append(len(rows)))
+    for indices in balancer.batches(5, seeded()):
+        balancer.update(indices, indices % 2)
+    left_over = [5 * (before % 4)] if before % 4 else []
+    assert counted == [*left_over, 20, 20, 20]
 
 
 def test_a_window_looks_at_each_batch() -> None:

@@ -285,6 +285,8 @@ def test_a_fast_predictor_grows_the_plain_ones_trees(monkeypatch, channels):
         torch.testing.assert_close(a, b, **near)
     with pytest.raises(ValueError, match=f"takes {channels}"):
         fast.FastPredictor(plain, torch.float32, is_recorded=False)(y[:, :1].repeat(1, 2, 1, 1))
+    with pytest.raises(ValueError, match=f"has 2 channels, this network takes {channels}"):
+        FusedUNet(network, torch.float32)(torch.rand(1, 2, 8, 8, device=DEVICE))
 
 
 def test_a_shared_decoder_of_any_width_stays_cudnns(monkeypatch):

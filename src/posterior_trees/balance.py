@@ -44,7 +44,7 @@ NUMBERS = ("age", "updates", "due", "active")
 class LeafBalancer:
     r"""Counts which leaf wins each sample, and draws the batches that train all leaves equally.
 
-    The association matrix decays with each batch of $B$ samples,
+    The association matrix decays with each batch of $B$ samples that is counted,
     $A \leftarrow \mu A + (1 - \mu) A_{batch}$, $\mu = 2^{-B/N}$: a half-life of one epoch. The
     decay is the same for all entries and cancels in $P$, so it is one number (`age`, in samples),
     and an update touches only its own rows of $P$ (`conditional`) and the small $P P^\top$ (`gram`;
@@ -107,7 +107,8 @@ class LeafBalancer:
     def update(self, indices: Int[Tensor, "..."], winners: Int[Tensor, "..."]) -> None:
         """Count the winning leaf of each sample of a batch; a sample may occur several times.
 
-        With `refresh_every` above 1 they wait, to be counted together, until q is solved for anew.
+        With `refresh_every` above 1 they wait, to be counted together, until q is solved for anew
+        or they are asked for.
         """
         shapes = tuple(indices.shape), tuple(winners.shape)
         agree = indices.ndim == 1 and shapes[0] == shapes[1]
@@ -119,7 +120,8 @@ class LeafBalancer:
             return
         self._waiting.append(torch.stack([indices, winners]))
         self.updates += 1
-        if self.window or self.updates % self.refresh_every == 0:  # a window looks at each batch
+        is_enough = self.due == 0 if self.active else self.updates % self.refresh_every == 0
+        if is_enough or self.window:  # a window looks at each batch
             self._count()
         if self.updates % GRAM_UPDATES == 0:
             self.gram = self.conditional.T @ self.conditional

@@ -69,7 +69,11 @@ class FusedUNet(nn.Module):
     def prepared(self, y: Float[Tensor, "b c h w"]) -> Float[Tensor, "b c8 h w"]:
         """What `maps` reads: in the precision and order of the weights, with zeros added to the
         channels, which cuDNN would add in passes of its own. To be fused by the compiler."""
-        wide = F.pad(y, (0, 0, 0, 0, 0, self.room - y.shape[1]))
+        if y.shape[1] != self.in_channels:
+            raise ValueError(
+                f"the image has {y.shape[1]} channels, this network takes {self.in_channels}"
+            )
+        wide = F.pad(y, (0, 0, 0, 0, 0, self.room - self.in_channels))
         return wide.to(self.matrix.dtype, memory_format=torch.channels_last)
 
     def leaves_of(
