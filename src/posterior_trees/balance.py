@@ -118,20 +118,24 @@ class LeafBalancer:
         winners = self._bring(winners, self.num_leaves, "winners")
         if len(indices) == 0:
             return
-        self._waiting.append(torch.stack([indices, winners]))
         self.updates += 1
         is_enough = self.due == 0 if self.active else self.updates % self.refresh_every == 0
         if is_enough or self.window:  # a window looks at each batch
-            self._count()
+            self._count(indices, winners)
+        else:
+            self._waiting.append(torch.stack([indices, winners]))
         if self.updates % GRAM_UPDATES == 0:
             self.gram = self.conditional.T @ self.conditional
 
-    def _count(self) -> None:
-        """Add what is waiting to A, as one batch."""
-        if not self._waiting:
+    def _count(self, *batch: Tensor) -> None:
+        """Add samples and winners to A, together with those that are waiting."""
+        if self._waiting:
+            last = [torch.stack(batch)] if batch else []
+            batch = torch.cat([*self._waiting, *last], dim=1).unbind()
+            self._waiting.clear()
+        if not batch:
             return
-        indices, winners = torch.cat(self._waiting, dim=1)
-        self._waiting.clear()
+        indices, winners = batch
         epochs = len(indices) / self.num_samples
         self.age += len(indices)
         gain = (1.0 - 2.0**-epochs) * 2.0 ** (self.age / self.num_samples)
