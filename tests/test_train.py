@@ -38,7 +38,12 @@ from posterior_trees.recipe_sections import OptimizerSpec
 from posterior_trees.seeding import seed_device
 from posterior_trees.train import Trainer, fit
 from posterior_trees.training.devices import make_fabric
-from posterior_trees.training.health import Health, perplexity, warn_of_deafness
+from posterior_trees.training.health import (
+    Health,
+    idle_options,
+    perplexity,
+    warn_of_deafness,
+)
 from posterior_trees.training.optimize import Schedule, load_slots, make_optimizer
 from posterior_trees.training.run import Run, RunError, read_log
 
@@ -629,6 +634,32 @@ def test_a_dead_leaf_is_announced_at_the_end_whatever_epsilon_is(tmp_path, recip
     train(chosen, tmp_path, images, predictor=predictor)
     heard = ["leaves [1]" in "".join(line.get("warnings", [])) for line in log_of(tmp_path)]
     assert heard == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ((), []),
+        (("loss.seeds=2", "loss.epsilon_start=1", "loss.rate=0.1"), []),
+        (("loss.seeds=3", "loss.epsilon_start=1", "loss.rate=0.1"), ["loss.rate"]),
+        (("loss.seeds=3", "loss.epsilon_start=1"), []),
+        (("loss.seeds=3", "loss.epsilon_start=4", "loss.rate=0.1"), ["loss.seeds"]),
+        (("balancer.is_on=true", "balancer.start=4"), ["the balancer"]),
+        (("balancer.is_on=true", "balancer.start=3.5"), []),
+        (("balancer.is_on=true", "balancer.start=9", "tree.depth=0"), []),
+    ],
+)
+def test_what_the_epochs_leave_no_time_for_is_said_at_once(recipe, changes, named):
+    warnings = idle_options(recipe(*changes, "training.epochs=4"))
+    assert [warning.split(" acts after ")[0] for warning in warnings] == named
+    assert all("the run has 4: lower " in warning for warning in warnings)
+
+
+def test_an_idle_option_is_in_the_first_line_of_the_log(tmp_path, recipe, images):
+    chosen = recipe("loss.seeds=2", "loss.epsilon_start=2", "training.epochs=2")
+    train(chosen, tmp_path, images)
+    said = ["loss.seeds acts after 2" in "".join(x.get("warnings", [])) for x in log_of(tmp_path)]
+    assert said == [True, False]
 
 
 def test_a_head_that_does_not_listen_is_announced_with_advice(tmp_path, recipe, images):

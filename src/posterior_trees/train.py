@@ -25,7 +25,7 @@ from posterior_trees.seeding import seed_device
 from posterior_trees.training.calibrate import calibrate_run, find_layer
 from posterior_trees.training.devices import make_fabric
 from posterior_trees.training.feed import Feed
-from posterior_trees.training.health import Health, warn_of_deafness
+from posterior_trees.training.health import Health, idle_options, warn_of_deafness
 from posterior_trees.training.learn import Learner
 from posterior_trees.training.run import Run, RunError
 from posterior_trees.training.seeds import IMAGES
@@ -161,9 +161,12 @@ class Trainer:
         self._refuse_nan()
         epoch = self.step // self.steps_per_epoch
         lr = self.learner.schedule.lr(self.recipe.optimizer.lr, self.step - 1)
-        line = {"step": self.step, "epoch": epoch, "lr": lr, "seconds": round(self.seconds, 2)}
-        line["epsilon"], is_last = self.learner.epsilon(epoch), self.step == self.total_steps
+        line: dict[str, Any] = {"step": self.step, "epoch": epoch, "lr": lr}
+        line["seconds"], line["epsilon"] = round(self.seconds, 2), self.learner.epsilon(epoch)
+        is_last = self.step == self.total_steps
         line |= self.health.summary(line["epsilon"], is_last)
+        if epoch == 1 and (idle := idle_options(self.recipe)):
+            line["warnings"] = [*line.get("warnings", []), *idle]
         weights = self.learner.swap_in_average()
         if self.validation is not None:
             scores = validate(self.predictor, self.validation, self.recipe)

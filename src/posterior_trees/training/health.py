@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from posterior_trees.loss import Objective
+from posterior_trees.recipe import Recipe
 
 DEAD = 0.002
 """A leaf that fewer of the images reach counts as dead."""
@@ -83,6 +84,23 @@ class Health:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.usage.copy_(state["usage"])
         self.sums.copy_(state["sums"])
+
+
+def idle_options(recipe: Recipe) -> list[str]:
+    """What a recipe asks for and its epochs leave no time for, as warnings."""
+    loss, balancer, epochs = recipe.loss, recipe.balancer, recipe.training.epochs
+    has_rate = any(loss.rate) and loss.seeds > 0 and loss.epsilon_start < epochs
+    guided = loss.epsilon_start + loss.seeds
+    late = [
+        ("loss.seeds", loss.seeds > 0, loss.epsilon_start, "loss.epsilon_start"),
+        ("loss.rate", has_rate, guided, "loss.seeds, which guide until then"),
+        ("the balancer", balancer.is_on, balancer.start, "balancer.start"),
+    ]
+    return [
+        f"{name} acts after {start:g} epochs, the run has {epochs}: lower {key}, or train longer"
+        for name, is_asked, start, key in late
+        if recipe.tree.depth and is_asked and start >= epochs
+    ]
 
 
 def warn_of_deafness(line: dict[str, Any], progress: float, head_norm: str = "layer") -> None:
