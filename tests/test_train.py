@@ -649,7 +649,7 @@ def test_a_dead_leaf_is_announced_at_the_end_whatever_epsilon_is(tmp_path, recip
         (("balancer.is_on=true", "balancer.start=9", "tree.depth=0"), []),
     ],
 )
-def test_what_the_epochs_leave_no_time_for_is_said_at_once(recipe, changes, named):
+def test_what_the_epochs_leave_no_time_for_is_said(recipe, changes, named):
     warnings = idle_options(recipe(*changes, "training.epochs=4"))
     assert [warning.split(" acts after ")[0] for warning in warnings] == named
     assert all("the run has 4: lower " in warning for warning in warnings)

@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from posterior_trees.networks.grouped import block_diagonal, enlarging, parted, widen
+from posterior_trees.networks.grouped import block_diagonal, enlarging, parted, room_for, widen
 from posterior_trees.networks.head import Leaves
 from posterior_trees.networks.kernels import conv, predict
 from posterior_trees.networks.kernels import norm as norms
@@ -45,8 +45,9 @@ class FusedUNet(nn.Module):
             for convolution in _convolutions(block):
                 convolution.weight.data = channels_last(convolution.weight).to(dtype)
         first = _convolutions(self.encoder[0])[0]
-        self.room = into = self.in_channels + -self.in_channels % 8
-        first.weight.data = channels_last(widen(first.weight.data, len(first.weight), into))
+        self.room = room_for(self.in_channels, groups=self.in_channels)
+        wide = widen(first.weight.data, len(first.weight), self.room)
+        first.weight.data = channels_last(wide)
         self.groups = groups = network.decoders
         self.ups, self.skips, self.leaves = [], [], []
         for block in self.decoder:
