@@ -45,14 +45,16 @@ def add_compare(commands: Any) -> None:
 def run_compare(arguments: argparse.Namespace) -> None:
     from posterior_trees.compare.report import write_report
     from posterior_trees.compare.table import accepted
+    from posterior_trees.fast import tuned_convolutions
     from posterior_trees.progress import track
 
     deadline = time.monotonic() + 60 * arguments.minutes
     comparison, methods, title, reference = set_up(arguments)
     jobs = [(method, part) for method in methods for part in comparison.parts]
-    for method, part in track("comparing")(jobs):
-        if time.monotonic() < deadline:
-            comparison.run(method, part)
+    with tuned_convolutions():
+        for method, part in track("comparing")(jobs):
+            if time.monotonic() < deadline:
+                comparison.run(method, part)
     table, files = write_report(comparison, methods, title, reference)
     head, cells = accepted(table)
     for line in [head, *cells] if cells else []:
