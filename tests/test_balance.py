@@ -463,7 +463,53 @@ def test_drawing_from_q_never_draws_what_it_excludes() -> None:
     assert (run(balancer, 5, 50)[:10] == 0).all()
 
 
-@pytest.mark.parametrize("options", [{}, {"window": True}, {"greedy": False}, {"exact": True}])
+@pytest.mark.parametrize(
+    "shares", [[0.5] * 270 + [5.5] * 30, [0.1] * 30 + [1.0] * 240 + [1.9] * 30]
+)
+def test_batches_drawn_together_follow_q_and_share_no_sample(shares: list[float]) -> None:
+    """Each sample within one and a half draws, at the end of every period."""
+    balancer = Obeying(2, 300, refresh_every=4)
+    balancer.wanted = torch.tensor(shares, dtype=torch.float64) / 300
+    drawn = torch.zeros(300, dtype=torch.float64)
+    for period in range(1, 60):
+        batches = [next(balancer.batches(6, seeded(period))) for _ in range(4)]
+        assert len(torch.cat(batches).unique()) == 24
+        assert balancer.ahead is None
+        drawn += torch.cat(batches).bincount(minlength=300)
+        assert (drawn - 24 * period * balancer.wanted).abs().max() < 1.5
+
+
+def test_batches_drawn_together_are_alike() -> None:
+    """Half of the samples are far behind: each batch has its share of them."""
+    balancer = Obeying(2, 40, refresh_every=5)
+    balancer.wanted = torch.full((40,), 1 / 40, dtype=torch.float64)
+    balancer.debt[:10] = 5.0
+    for _ in range(5):
+        assert (next(balancer.batches(4, seeded())) < 10).sum() == 2
+
+
+def test_what_is_drawn_ahead_and_not_asked_for_is_owed_again() -> None:
+    balancer = Obeying(2, 40, refresh_every=5)
+    balancer.wanted = torch.full((40,), 1 / 40, dtype=torch.float64)
+    first = next(balancer.batches(4, seeded()))
+    assert balancer.ahead is not None
+    assert balancer.ahead.shape == (4, 4)
+    owed = balancer.debt.index_add(0, balancer.ahead.flatten(), torch.ones(16).double())
+    balancer.active = False
+    next(balancer.batches(4, seeded()))
+    assert balancer.ahead is None
+    assert torch.equal(balancer.debt, owed)
+    assert torch.allclose(balancer.debt, owed.new_full((40,), 0.5).index_fill(0, first, -0.5))
+    balancer.active = True
+    next(balancer.batches(4, seeded()))
+    again = next(balancer.batches(3, seeded()))  # another size
+    assert len(again) == 3
+    assert balancer.ahead.shape == (3, 3)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"window": True}, {"greedy": False}, {"exact": True}, {"refresh_every": 4}]
+)
 def test_training_visits_all_leaves_equally(options: dict[str, Any]) -> None:
     """Leaves win 80, 15 and 5 % of the samples; balanced batches hold a third of each."""
     leaf = torch.arange(3).repeat_interleave(torch.tensor([320, 60, 20]))

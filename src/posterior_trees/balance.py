@@ -18,8 +18,8 @@ up for it, and the root is no longer the posterior mean. With $\rho > 0$, $\gamm
 
 In code $P$ is transposed, one row per sample, so that a batch touches whole rows. All of it happens
 where the counts are, in few operations: beside a small network on a GPU each launch counts, and
-nothing may wait. `refresh_every` steps may share what is not drawing: the winners of as many
-batches are then counted as those of one, and q is solved for once.
+nothing may wait. `refresh_every` steps may share all of it: the winners of as many batches are then
+counted as those of one, q is solved for once, and greedy batches are drawn together.
 """
 
 import math
@@ -37,7 +37,8 @@ REBASE_EPOCHS = 32  # stored counts double every epoch; this often they are scal
 AT_ONCE = 1024  # samples counted together: each is compared with each, to find repeated ones
 GRAM_UPDATES = 2000  # the running P Pᵀ is recomputed this often, against drift
 DIGITS = 9  # of a draw; smaller differences are no preference, and leave bits for a random order
-TENSORS = ("conditional", "totals", "gram", "debt", "dual", "in_force")
+TENSORS = ("conditional", "totals", "gram", "debt", "dual")
+OPTIONAL = ("in_force", "ahead")
 NUMBERS = ("age", "updates", "due", "active")
 
 
@@ -52,6 +53,8 @@ class LeafBalancer:
 
     `greedy` batches hold the samples that are furthest behind what $q$ asks: by all draws so far,
     $\sum_t (B q_j - [j \in \text{batch}])$, so that each is drawn exactly as often as $q$ says.
+    The batches that share a $q$ are drawn as one and dealt out, so that none of them has more of
+    those furthest behind.
     Deviation: the paper compares $q_j$ with the share a sample had of late,
     $p_j = \sum_i A_{ij} / \sum A$ (`window=True`). $A$ forgets within an epoch, so that
     samples with $q_j$ below about $0.3/N$ are *never* drawn, floor or not, and the weighted loss is
@@ -95,6 +98,7 @@ class LeafBalancer:
         self._wins = torch.cat([one.new_ones(num_leaves).diag(), one.new_ones(num_leaves, 1)], 1)
         self._marks = make_marks(num_samples).to(self._home)
         self.in_force: Tensor | None = None  # the q that the last batch was drawn by
+        self.ahead: Int64[Tensor, "batches size"] | None = None  # drawn already, not asked for yet
         self.age = self.updates = self.due = 0
         self._waiting: list[Int64[Tensor, "2 b"]] = []  # samples and winners not counted yet
 
@@ -188,8 +192,8 @@ class LeafBalancer:
     ) -> Iterator[Int64[Tensor, "b"]]:
         """One epoch: ceil(N / size) batches of `size` different samples (of N, if N is smaller).
 
-        A batch is chosen when it is asked for, from what `update` was told until then; q is
-        solved for every `refresh_every` batches. `active` is read when this is called.
+        A batch is chosen when it is asked for, from what `update` was told until then, but for those
+        that share a q (`refresh_every`). `active` is read when this is called.
         """
         _check(size >= 1, f"size is {size}", ">= 1", "the paper uses 32")
         size = min(size, self.num_samples)
@@ -198,6 +202,7 @@ class LeafBalancer:
     def _plain(self, size: int, generator: torch.Generator | None) -> Iterator[Tensor]:
         """A shuffled epoch; its last batch is filled up from the first."""
         self.in_force, self.due = torch.full_like(self.totals, 1.0 / self.num_samples), 0
+        self._put_back()
         place = self._home if generator is None else generator.device
         order = torch.randperm(self.num_samples, generator=generator, device=place).to(self.device)
         yield from torch.cat([order, order])[: -(-self.num_samples // size) * size].split(size)
@@ -206,8 +211,9 @@ class LeafBalancer:
         for _ in range(-(-self.num_samples // size)):
             if self.in_force is None or self.due == 0:
                 self.in_force, self.due = self._solve(), self.refresh_every
+            batch = self._next(self.in_force, size, generator)
             self.due -= 1
-            yield self._choose(self.in_force, size, generator).to(self.device)
+            yield batch.to(self.device)
 
     def _solve(self) -> Tensor:
         if not self.exact:
@@ -215,6 +221,26 @@ class LeafBalancer:
         self._count()
         q, self.dual = exact_form(self.conditional, self.ridge, self.floor, self.dual)
         return q
+
+    def _next(self, q: Tensor, size: int, generator: torch.Generator | None) -> Tensor:
+        """A batch, of those that are drawn ahead if they are greedy."""
+        if self.window or not self.greedy:
+            return self._choose(q, size, generator)
+        if self.ahead is not None and self.ahead.shape[1] != size:
+            self._put_back()
+        if self.ahead is None:
+            together = min(self.due, self.num_samples // size)
+            chosen = self._choose(q, together * size, generator)
+            self.ahead = chosen.reshape(size, together).T.contiguous()
+        batch, rest = self.ahead[0], self.ahead[1:]
+        self.ahead = rest if len(rest) else None
+        return batch
+
+    def _put_back(self) -> None:
+        """What was drawn ahead and will not be asked for is owed again."""
+        if self.ahead is not None:
+            self.debt[self.ahead.flatten()] += 1.0
+            self.ahead = None
 
     def _choose(self, q: Tensor, size: int, generator: torch.Generator | None) -> Tensor:
         luck = shake(self._marks, generator)
@@ -247,7 +273,7 @@ class LeafBalancer:
 
     def state_dict(self) -> dict[str, Tensor | int | bool]:
         """All that decides future batches and weights, as tensors and plain numbers."""
-        tensors = {name: getattr(self, name) for name in TENSORS}
+        tensors = {name: getattr(self, name) for name in (*TENSORS, *OPTIONAL)}
         state = {name: tensor.clone() for name, tensor in tensors.items() if tensor is not None}
         if self._waiting:
             state["waiting"] = torch.cat(self._waiting, dim=1)
@@ -255,14 +281,14 @@ class LeafBalancer:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a `state_dict`, to the bit; options such as `ridge` are not part of it."""
-        missing = [name for name in (*TENSORS[:-1], *NUMBERS) if name not in state]
+        missing = [name for name in (*TENSORS, *NUMBERS) if name not in state]
         _check(not missing, f"the balancer's state lacks {missing}", "whole", "save it again")
         stored, mine = tuple(state["conditional"].shape), (self.num_samples, self.num_leaves)
         fix = "resume with the data and the tree of the first run"
         _check(stored == mine, f"the state has (samples, leaves) {stored}", f"{mine}", fix)
         self.conditional.copy_(state["conditional"])
         self.totals.copy_(state["totals"])
-        for name in TENSORS[2:]:
+        for name in (*TENSORS[2:], *OPTIONAL):
             tensor = state.get(name)
             setattr(self, name, None if tensor is None else tensor.to(self._home, copy=True))
         for name in NUMBERS:
