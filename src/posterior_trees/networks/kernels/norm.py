@@ -33,7 +33,7 @@ from posterior_trees.networks.kernels.plan import (
 )
 from posterior_trees.networks.kernels.small import SLOPE, fits, small_norm
 
-SUMS, APPLY, AVERAGE = Pass(4096, 2, 4, PARTS), Pass(4096, 2, 8), Pass(4096, 2, 8, PARTS)
+SUMS, APPLY, AVERAGE = Pass(4096, 2, 2, PARTS), Pass(4096, 2, 4), Pass(4096, 2, 4, PARTS)
 
 
 class Norm(NamedTuple):
