@@ -13,7 +13,7 @@ import torch
 from posterior_trees.metrics import summarize
 
 here = Path(__file__).parent
-folders = [Path(word) for word in sys.argv[1:3]] or [here / "digits", here / "digits_1000"]
+folders = [Path(word) for word in sys.argv[1:3]] or [here / "digits_first", here / "digits_1000"]
 tables = [json.loads((folder / "table.json").read_text()) for folder in folders]
 scores = [json.loads((folder / "per_image.json").read_text()) for folder in folders]
 places = [tables[0]["images"].index(number) for number in tables[1]["images"]]

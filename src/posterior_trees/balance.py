@@ -192,8 +192,8 @@ class LeafBalancer:
     ) -> Iterator[Int64[Tensor, "b"]]:
         """One epoch: ceil(N / size) batches of `size` different samples (of N, if N is smaller).
 
-        A batch is chosen when it is asked for, from what `update` was told until then, but for those
-        that share a q (`refresh_every`). `active` is read when this is called.
+        A batch is chosen when it is asked for, from what `update` was told until then, but for
+        those that share a q (`refresh_every`). `active` is read when this is called.
         """
         _check(size >= 1, f"size is {size}", ">= 1", "the paper uses 32")
         size = min(size, self.num_samples)
