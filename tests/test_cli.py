@@ -455,7 +455,7 @@ def test_predict_names_what_it_wrote_and_warns_of_a_misfit(ptrees, place, tmp_pa
     ]
     assert "light.png: the picture may not fit" in err
     assert "Exchanging black and white (--invert) would make it" in err
-    assert "large.jpg is 50×40 (height×width), the model's mask is 28×28: cut to its centre" in err
+    assert "large.jpg is 50×40 (height×width), the model takes 28×28: cut to its centre" in err
     assert err.count("resized to 28×28") == 1
     assert "dark.png" not in err
     assert "1 of 4 pictures could not be predicted" in err

@@ -349,7 +349,10 @@ def test_counting_where_no_stain_is_predicted_is_remarked_upon(
     Image.fromarray(np.full((28, 28), 60, np.uint8)).save(tmp_path / "a.png")
     words = [str(tmp_path / "a.png"), "--out", str(tmp_path / "o"), "--count"]
     cli.main(["predict", "digits", *words])
-    assert "every bright region of at least 25 pixels for a nucleus" in capsys.readouterr().err
+    assert (
+        "bright regions of at least 25 pixels, none of them thin, for nuclei"
+        in capsys.readouterr().err
+    )
     cli.main(["predict", str(model), *words])
     assert "bright region" not in capsys.readouterr().err
 

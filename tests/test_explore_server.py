@@ -615,7 +615,7 @@ def test_a_picture_that_is_resized_is_named_with_both_sizes(
         (tmp_path / name).write_bytes(png(picture(height, width)))
     pictures = [str(tmp_path / name) for name in ("fits", "wide", "large")]
     main(["explore", str(model), *pictures, "--save", str(tmp_path / "p.html")])
-    mask = "(height×width), the model's mask is 8×8:"
+    mask = "(height×width), the model takes 8×8:"
     assert capsys.readouterr().err.splitlines() == [
         f"ptrees explore: {pictures[1]} is 20×30 {mask} cut to its centre and resized to 8×8",
         f"ptrees explore: {pictures[2]} is 16×16 {mask} resized to 8×8",

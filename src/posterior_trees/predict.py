@@ -138,7 +138,7 @@ def _resized(file: str | PathLike[str], want: Sequence[int]) -> str:
     """What was done to a file of another size than the model's mask."""
     with Path(file).open("rb") as opened:
         height, width, _ = read_header(opened, str(file))
-    why = f"the model's mask is {'×'.join(map(str, want))}"
+    why = f"the model takes {'×'.join(map(str, want))}"
     return describe_resize(str(file), (height, width), want, why)
 
 

@@ -71,7 +71,7 @@ def random_measurement(predictor: TreePredictor, batch: int, size: tuple[int, in
     measurement = predictor.measurement
     if isinstance(measurement, Inpaint) and tuple(measurement.hole.shape) != tuple(size):
         have = "×".join(map(str, measurement.hole.shape))
-        raise ValueError(f"this model's mask is {have}, --size is {size[0]}: leave --size out")
+        raise ValueError(f"this model takes {have}, --size is {size[0]}: leave --size out")
     shape = (batch, measurement.channels(predictor.channels), *size)
     noise = torch.rand(shape, generator=torch.Generator().manual_seed(0)).to(predictor.device)
     return measurement.observe(noise) if isinstance(measurement, Inpaint) else noise

@@ -18,7 +18,9 @@ def add_predict(commands: Any) -> None:
     add_model(predict)
     predict.add_argument("images", nargs="+", type=Path, metavar="IMAGE")
     predict.add_argument("--out", type=Path, required=True, help="folder to write")
-    predict.add_argument("--resize", action="store_true", help="cut and resize to the model's mask")
+    predict.add_argument(
+        "--resize", action="store_true", help="cut and resize to the size that the model takes"
+    )
     add_adjustment(predict)
     predict.add_argument("--count", action="store_true", help="count the nuclei in every leaf")
     predict.add_argument("--threshold", type=float, help="nuclei are brighter, 0 to 1 [Otsu's]")

@@ -137,7 +137,7 @@ def _explain_resize(predictor: Predictor, content: bytes, name: str, limits: Lim
     want = fitted_size(predictor, content, name, limits)
     why = f"the explorer takes at most {limits.side} pixels a side"
     if mask := mask_size(predictor):
-        why = f"the model's mask is {'×'.join(map(str, mask))}"
+        why = f"the model takes {'×'.join(map(str, mask))}"
     elif max(height, width) <= limits.side:
         why = "the model takes whole blocks of pixels"
     text = describe_resize(name, (height, width), want, why)

@@ -131,8 +131,8 @@ def describe_counting(predictor: TreePredictor) -> str:
         return ""
     task = f"the task {predictor.name!r}" if predictor.name else "this model"
     return (
-        f"--count takes every bright region of at least {SMALLEST} pixels for a nucleus; {task} "
-        "does not predict a stain, so they may be something else"
+        f"--count takes bright regions of at least {SMALLEST} pixels, none of them thin, for "
+        f"nuclei; {task} does not predict a stain, so they may be something else"
     )
 
 

@@ -181,7 +181,7 @@ def _check_size(pixels: Tensor | np.ndarray, predictor: TreePredictor, what: str
     if size and tuple(pixels.shape[-2:]) != size:
         have, want = ("×".join(map(str, s)) for s in (pixels.shape[-2:], size))
         raise ValueError(
-            f"{what} is {have} (height×width), the model's mask is {want}: resize it to {want}, "
+            f"{what} is {have} (height×width), the model takes {want}: resize it to {want}, "
             "or let `ptrees predict --resize` do it (in Python: "
             "`predictor.predict(read_picture(file, predictor, resize=True))`, from "
             "posterior_trees.pictures.picture)"
