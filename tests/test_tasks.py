@@ -2,6 +2,7 @@
 
 import json
 import math
+import tarfile
 from collections import Counter
 from pathlib import Path
 
@@ -378,6 +379,15 @@ def test_a_study_outlives_failures_and_a_lack_of_time(data, tmp_path, monkeypatc
     assert [row["state"] for row in rows] == ["failed", "stopped"]
     assert "the set 'nobody' is not in" in rows[0]["message"]
     assert "give it more time" in rows[1]["message"]
+    spoilt = make_standins(tmp_path / "spoilt")
+    with tarfile.open(spoilt / "shoes128.tar") as tar:
+        last = max(tar.getmembers(), key=lambda member: member.name)  # a test image
+    with (spoilt / "shoes128.tar").open("r+b") as file:
+        file.seek(last.offset_data)
+        file.write(bytes(last.size))
+    rows = run_study([slow], tmp_path / "out", say=lambda text: None, **options | {"data": spoilt})
+    assert last.name in rows[0]["message"]
+    assert not (tmp_path / "runs" / "shoes_from_edges" / "log.jsonl").exists()
     drawn = []
     monkeypatch.setattr(
         "posterior_trees.study.save_examples", lambda file, *_, **__: drawn.append(file.name)

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from posterior_trees import store
 from posterior_trees.checkpoint import export_model, load
-from posterior_trees.data import load_evaluation
+from posterior_trees.data import ImageSet, load_evaluation
 from posterior_trees.evaluate import report, score, seconds_per_image
 from posterior_trees.examples import save_examples
 from posterior_trees.measure import Inpaint
@@ -76,8 +76,9 @@ def run_study(
         say(f"{name}: training" + ("" if left is None else f" for at most {left:.0f} s"))
         start = time.monotonic()
         try:
+            images = load_evaluation(recipe.data, data, "test")  # now: a broken one ends it here
             train(recipe, runs / name, data, left, accelerator, say)
-            row = judge(recipe, runs / name, out, data)
+            row = judge(recipe, runs / name, out, images)
         except (ValueError, RuntimeError, OSError) as error:
             row = {"state": "failed", "message": str(error)}
         row = {"name": name, **row, "wall_seconds": round(time.monotonic() - start, 1)}
@@ -126,14 +127,14 @@ def train(
     fit(recipe, run, data=data, accelerator=accelerator, watch=watch, report=tell)
 
 
-def judge(recipe: Recipe, run: Path, out: Path, data: str | PathLike[str] | None) -> dict[str, Any]:
-    """Export a run's best weights, score them on the test split and draw its trees."""
+def judge(recipe: Recipe, run: Path, out: Path, images: ImageSet) -> dict[str, Any]:
+    """Export a run's best weights, score them on the test images and draw its trees."""
     model = out / f"{run.name}.safetensors"
     if not (run / "best.safetensors").is_file():
         return {"state": "stopped", "message": "before the first epoch was over: give it more time"}
     shutil.copyfile(run / "log.jsonl", out / f"{run.name}.jsonl")
     export_model(run, model)
-    predictor, images = load(model), load_evaluation(recipe.data, data, "test")
+    predictor = load(model)
     scores = score(predictor, images, batch_size=recipe.training.evaluation_batch, seed=recipe.seed)
     table = report(predictor, scores, model=run.name, task=recipe.task, split="test")
     table |= {"seconds_per_image": seconds_per_image(predictor, images), "nfe": 1}

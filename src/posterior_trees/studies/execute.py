@@ -98,7 +98,7 @@ def run_job(
     if not log or log[-1]["epoch"] < job.recipe.training.epochs:
         return {"state": "stopped"}
     row = {"name": job.name, "variant": job.variant, "seed": job.seed}
-    row |= judge(job.recipe, run, out, data)
+    row |= judge(job.recipe, run, out, images)
     store.write_bytes(out / "row.json", (json.dumps(row, indent=1) + "\n").encode())
     return row
 
