@@ -19,7 +19,8 @@ up for it, and the root is no longer the posterior mean. With $\rho > 0$, $\gamm
 In code $P$ is transposed, one row per sample, so that a batch touches whole rows. All of it happens
 where the counts are, in few operations: beside a small network on a GPU each launch counts, and
 nothing may wait. `refresh_every` steps may share all of it: the winners of as many batches are then
-counted as those of one, q is solved for once, and greedy batches are drawn together.
+counted as those of one, q is solved for once, and the batches are drawn together (but those of a
+`window` are counted, and those of a window or not `greedy` are drawn, one by one).
 """
 
 import math
@@ -201,8 +202,8 @@ class LeafBalancer:
 
     def _plain(self, size: int, generator: torch.Generator | None) -> Iterator[Tensor]:
         """A shuffled epoch; its last batch is filled up from the first."""
-        self.in_force, self.due = torch.full_like(self.totals, 1.0 / self.num_samples), 0
         self._put_back()
+        self.in_force, self.due = torch.full_like(self.totals, 1.0 / self.num_samples), 0
         place = self._home if generator is None else generator.device
         order = torch.randperm(self.num_samples, generator=generator, device=place).to(self.device)
         yield from torch.cat([order, order])[: -(-self.num_samples // size) * size].split(size)
@@ -223,43 +224,61 @@ class LeafBalancer:
         return q
 
     def _next(self, q: Tensor, size: int, generator: torch.Generator | None) -> Tensor:
-        """A batch, of those that are drawn ahead if they are greedy."""
-        if self.window or not self.greedy:
-            return self._choose(q, size, generator)
-        if self.ahead is not None and self.ahead.shape[1] != size:
-            self._put_back()
-        if self.ahead is None:
-            together = min(self.due, self.num_samples // size)
-            chosen = self._choose(q, together * size, generator)
-            self.ahead = chosen.reshape(size, together).T.contiguous()
-        batch, rest = self.ahead[0], self.ahead[1:]
-        self.ahead = rest if len(rest) else None
-        return batch
-
-    def _put_back(self) -> None:
-        """What was drawn ahead and will not be asked for is owed again."""
-        if self.ahead is not None:
-            self.debt[self.ahead.flatten()] += 1.0
-            self.ahead = None
-
-    def _choose(self, q: Tensor, size: int, generator: torch.Generator | None) -> Tensor:
-        luck = shake(self._marks, generator)
+        """A batch; greedy ones are drawn ahead, as many as share this q."""
         if not self.greedy:  # the first `size` of N exponential clocks: a draw without replacement
+            luck = shake(self._marks, generator)
             clocks = luck.to(q.dtype).mul_(2.0**-64).add_(0.5).clamp_(2.0**-65, 1 - 2.0**-53)
             return (q / clocks.log_().neg_()).topk(size).indices
         if self.window:
             behind = self.num_samples * (q - self.totals / self.totals.sum().clamp_min(1e-300))
+            return self._order(behind, generator).topk(size).indices
+        if self.ahead is not None and self.ahead.shape[1] != size:
+            self._put_back()
+        if self.ahead is None:
+            self.ahead = self._draw(q, size, self.due, generator)
+        batch, rest = self.ahead[0], self.ahead[1:]
+        self.ahead = rest if len(rest) else None
+        return batch
+
+    def _draw(
+        self, q: Tensor, size: int, batches: int, generator: torch.Generator | None
+    ) -> Int64[Tensor, "batches b"]:
+        """Batches of those furthest behind, each of different samples; who is owed x draws competes
+        with x, x - 1, x - 2, … for places in as many of them."""
+        behind = torch.add(self.debt, q, alpha=batches * size)
+        order = self._order(behind, generator)
+        chosen = order.topk(min(batches * size, self.num_samples)).indices
+        owed = behind[chosen]
+        if batches == 1:
+            drawn, times, least = chosen, 1.0, owed.amin()
         else:
-            behind = torch.add(self.debt, q, alpha=size)
-        # Equals come in random order: luck is at most a quarter of the last digit.
-        scores = behind.round(decimals=DIGITS).add_(luck, alpha=2.0**-65 * 0.1**DIGITS)
-        chosen = scores.topk(size).indices
-        if not self.window:
-            # Different samples cannot serve a q_j > 1/size: what it asks beyond that is forgiven.
-            taken = behind[chosen]
-            behind[chosen] = taken - 1.0
-            self.debt = torch.minimum(behind, taken.min())
-        return chosen
+            turns = torch.arange(batches, device=q.device)
+            wishes = (order[chosen].unsqueeze(1) - turns).flatten()
+            # In order of samples, so that those of one go to different batches.
+            granted = wishes.topk(batches * size).indices.sort().values
+            drawn = chosen[granted // batches]
+            times = (
+                torch.zeros_like(wishes).index_fill_(0, granted, 1.0).reshape(-1, batches).sum(1)
+            )
+            least = (owed.unsqueeze(1) - turns).flatten()[granted].amin()
+        # Different samples cannot serve a q_j > 1/size: what it asks beyond that is forgiven.
+        behind[chosen] = owed - times
+        self.debt = torch.minimum(behind, least)
+        return drawn.reshape(size, batches).T.contiguous()
+
+    def _order(self, behind: Tensor, generator: torch.Generator | None) -> Tensor:
+        """How far samples are behind, with equals in random order: luck is at most a quarter of the
+        last digit that counts."""
+        luck = shake(self._marks, generator)
+        return behind.round(decimals=DIGITS).add_(luck, alpha=2.0**-65 * 0.1**DIGITS)
+
+    def _put_back(self) -> None:
+        """What was drawn ahead and will not be asked for was never owed, nor drawn."""
+        if self.ahead is not None and self.in_force is not None:
+            drawn = self.ahead.flatten()
+            self.debt.sub_(self.in_force, alpha=len(drawn))
+            self.debt.index_add_(0, drawn, torch.ones_like(drawn, dtype=self.debt.dtype))
+        self.ahead = None
 
     def _bring(self, numbers: Tensor, limit: int, name: str) -> Tensor:
         """Numbers to where the counts are, checked unless the check would stall a GPU."""
