@@ -123,6 +123,17 @@ def test_a_norm_by_channels_is_group_norm(shift: float) -> None:
         torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
 
 
+def test_a_norm_by_channels_is_near_in_single_precision() -> None:
+    """The mean of squares less the square of the mean loses digits where maps are far from zero."""
+    norm, generator = ChannelNorm(16, 48), seeded()
+    for shift, tolerance in ((0.0, 1e-5), (30.0, 2e-3)):
+        x = torch.randn(3, 48, 16, 16, dtype=torch.float64, generator=generator) + shift
+        exact = torch.nn.functional.group_norm(x, 16)
+        torch.testing.assert_close(
+            norm.by_channels(x.float()).double(), exact, rtol=0, atol=tolerance
+        )
+
+
 def test_noise_levels_look_different_and_bounded() -> None:
     embedding = sinusoids(torch.arange(1000), 48)
     assert embedding.shape == (1000, 48)

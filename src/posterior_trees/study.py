@@ -11,7 +11,8 @@ OUT/study.json                a row per recipe: how it ended, and what it gains 
                               over the plain network, as paired 95 % bootstrap intervals
 
 With a time limit the time that is left is shared equally among the recipes that are left. One that
-fails does not stop the others.
+fails does not stop the others. Test images are read before anything is trained, too: a broken one
+ends what it would have judged.
 """
 
 import dataclasses
@@ -63,10 +64,14 @@ def run_study(
     limits the training of all of them together; judging and drawing come on top.
     """
     recipes: dict[str, Recipe] = {}
+    unfit: dict[str, str] = {}
     for file in files:
-        recipes[Path(file).stem] = recipe = read_recipe(file, list(changes))
+        name = Path(file).stem
+        recipes[name] = recipe = read_recipe(file, list(changes))
         if with_plain:
-            recipes[Path(file).stem + PLAIN] = plain_of(recipe)
+            recipes[name + PLAIN] = plain_of(recipe)
+        if problem := find_problem(recipe, data):
+            unfit |= {name: problem, name + PLAIN: problem}
     out, runs = Path(out), Path(runs)
     out.mkdir(parents=True, exist_ok=True)
     end = None if minutes is None else time.monotonic() + 60 * minutes
@@ -76,9 +81,10 @@ def run_study(
         say(f"{name}: training" + ("" if left is None else f" for at most {left:.0f} s"))
         start = time.monotonic()
         try:
-            images = load_evaluation(recipe.data, data, "test")  # now: a broken one ends it here
+            if name in unfit:
+                raise ValueError(unfit[name])
             train(recipe, runs / name, data, left, accelerator, say)
-            row = judge(recipe, runs / name, out, images)
+            row = judge(recipe, runs / name, out, load_evaluation(recipe.data, data, "test"))
         except (ValueError, RuntimeError, OSError) as error:
             row = {"state": "failed", "message": str(error)}
         row = {"name": name, **row, "wall_seconds": round(time.monotonic() - start, 1)}
@@ -88,6 +94,15 @@ def run_study(
         gc.collect()
         torch.compiler.reset()  # compiled networks of earlier recipes count against a limit
     return rows
+
+
+def find_problem(recipe: Recipe, data: str | PathLike[str] | None) -> str:
+    """What is wrong with the images that will judge it; a training of hours should not find out."""
+    try:
+        load_evaluation(recipe.data, data, "test")
+    except (ValueError, RuntimeError, OSError) as error:
+        return str(error)
+    return ""
 
 
 def plain_of(recipe: Recipe) -> Recipe:
