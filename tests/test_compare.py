@@ -1,5 +1,6 @@
 """The comparison: calibration tests that can tell samplers apart, tables, and the commands."""
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -38,7 +39,8 @@ from posterior_trees.baselines.spec import parse_baseline
 from posterior_trees.build import build_predictor
 from posterior_trees.checkpoint import save_model
 from posterior_trees.cli.baselines import parse_options
-from posterior_trees.compare.comparison import best_psnr
+from posterior_trees.compare import methods
+from posterior_trees.compare.comparison import SET_UP, best_psnr
 from posterior_trees.compare.table import accepted, per_depth, to_latex, to_markdown
 from posterior_trees.measure import Colorize
 from posterior_trees.metrics import nll, psnr
@@ -217,6 +219,23 @@ def compared(world, tmp_path_factory):
             "--method", f"theirs={world / 'theirs'}",
             "--mse", world / "mse.safetensors")  # fmt: skip
     return out
+
+
+def test_our_network_is_set_up_before_the_clock_starts(world, tmp_path, monkeypatch) -> None:
+    calls, inside = [], methods.tree_method
+
+    def counted(name, predictor, settings):
+        method = inside(name, predictor, settings)
+
+        def answer(inputs, part):
+            calls.append(part.start)
+            return method.answer(inputs, part)
+
+        return dataclasses.replace(method, answer=answer)
+
+    monkeypatch.setattr(methods, "tree_method", counted)
+    compare(world, tmp_path, "--images", "6", "--group", "3")
+    assert calls == [0] * (SET_UP + 1) + [3]
 
 
 def test_a_comparison_writes_one_row_per_method(compared) -> None:
