@@ -250,7 +250,11 @@ def test_a_comparison_writes_one_row_per_method(compared) -> None:
         assert row["nll"][0]["mean"] == pytest.approx(0, abs=1e-6)
     assert rows["ours"]["spread_skill"] is None
     assert rows["theirs"]["seconds_per_image"] is None
-    assert rows["ddnm"]["seconds_per_image"] > 0
+    assert rows["theirs"]["seconds_of_groups"] is None
+    assert len(rows["ddnm"]["seconds_of_groups"]) == 2
+    assert rows["ddnm"]["seconds_per_image"] == pytest.approx(
+        sum(rows["ddnm"]["seconds_of_groups"]) / 2
+    )
     assert rows["theirs"]["ranks"] == 6 * 8 or rows["theirs"]["ranks"] == 6 * (4 + 2)
     assert "versus_ours" not in rows["ours"]
     assert table["clip"] is False

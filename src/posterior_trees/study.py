@@ -78,11 +78,11 @@ def run_study(
     rows: list[dict[str, Any]] = []
     for number, (name, recipe) in enumerate(recipes.items()):
         left = None if end is None else (end - time.monotonic()) / (len(recipes) - number)
-        say(f"{name}: training" + ("" if left is None else f" for at most {left:.0f} s"))
         start = time.monotonic()
         try:
             if name in unfit:
                 raise ValueError(unfit[name])
+            say(f"{name}: training" + ("" if left is None else f" for at most {left:.0f} s"))
             train(recipe, runs / name, data, left, accelerator, say)
             row = judge(recipe, runs / name, out, load_evaluation(recipe.data, data, "test"))
         except (ValueError, RuntimeError, OSError) as error:

@@ -40,7 +40,7 @@ def make_row(
     mean PSNR of the network that the roots of diffusion models are held against."""
     settings = facts[0]["settings"]
     count = len(values["psnr"])
-    peaks = [fact["peak_bytes"] for fact in facts]
+    peaks, seconds = [fact["peak_bytes"] for fact in facts], group_seconds(facts)
     row: dict[str, Any] = {
         "name": name,
         "kind": settings["kind"],
@@ -48,7 +48,9 @@ def make_row(
         "made": facts[0].get("made"),
         "n": count,
         "evaluations": facts[0]["evaluations"],
-        "seconds_per_image": seconds_per_image(facts),
+        # The median: the first group may compile or wait for the device.
+        "seconds_per_image": statistics.median(seconds) if seconds else None,
+        "seconds_of_groups": seconds,
         "peak_bytes": None if None in peaks else max(peaks),
     }
     for key in VALUES:
@@ -73,11 +75,11 @@ def _shown(settings: dict[str, Any]) -> dict[str, Any]:
     return {**settings, **{key: path.name for key, path in files.items()}}
 
 
-def seconds_per_image(facts: Sequence[dict[str, Any]]) -> float | None:
-    """The median over groups: the first may compile or wait for the device."""
+def group_seconds(facts: Sequence[dict[str, Any]]) -> list[float] | None:
+    """Seconds per image of every group, if they were timed."""
     if any(fact["seconds"] is None for fact in facts):
         return None
-    return statistics.median(fact["seconds"] / fact["size"] for fact in facts)
+    return [fact["seconds"] / fact["size"] for fact in facts]
 
 
 def per_depth(values: Tensor) -> list[dict[str, Any]]:
