@@ -132,7 +132,10 @@ def find_model(name_or_path: str | PathLike[str]) -> Path:
             str(resources.files("posterior_trees") / "assets" / f"{name_or_path}.safetensors")
         )
     if path.is_dir():
-        raise ModelError(f"the folder {path} holds no best.safetensors; has its run saved once?")
+        raise ModelError(
+            f"the folder {path} holds no best.safetensors: a run writes its first one when its "
+            "first epoch is over. Continue it by the command that began it"
+        )
     raise ModelError(
         f"there is no model {str(name_or_path)!r}: give a file, a run folder, or one of the "
         f"shipped models ({', '.join(SHIPPED)})"
