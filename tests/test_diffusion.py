@@ -27,7 +27,7 @@ from posterior_trees.baselines.spec import (
     spec_from_facts,
     spec_to_facts,
 )
-from posterior_trees.baselines.unet import ChannelNorm, DiffusionUNet, crop, pad, sinusoids
+from posterior_trees.baselines.unet import DiffusionUNet, crop, pad, sinusoids
 from posterior_trees.baselines.weights import average_share
 from posterior_trees.checkpoint import ModelError
 from posterior_trees.measure import Colorize, Denoise, Downsample, Inpaint, Paired
@@ -104,34 +104,6 @@ def test_the_network_takes_any_size_and_starts_at_zero() -> None:
     out = network(x, torch.tensor([0, 999]))
     assert out.shape == (2, 1, 7, 10)
     assert not out.any()
-
-
-@pytest.mark.parametrize("shift", [0.0, 30.0])
-def test_a_norm_by_channels_is_group_norm(shift: float) -> None:
-    norm, generator = ChannelNorm(16, 48).double(), seeded()
-    for parameter in norm.parameters():
-        torch.nn.init.normal_(parameter, generator=generator)
-    x = torch.randn(3, 48, 6, 5, dtype=torch.float64, generator=generator) + shift
-    direction = torch.randn(x.shape, dtype=torch.float64, generator=generator)
-    slopes = []
-    for how in (norm, norm.by_channels):
-        open_x = x.clone().requires_grad_()
-        y = how(open_x)
-        inputs = [open_x, *norm.parameters()]
-        slopes.append([y, *torch.autograd.grad((y * direction).sum(), inputs)])
-    for ours, theirs in zip(*slopes, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
-
-
-def test_a_norm_by_channels_is_near_in_single_precision() -> None:
-    """The mean of squares less the square of the mean loses digits where maps are far from zero."""
-    norm, generator = ChannelNorm(16, 48), seeded()
-    for shift, tolerance in ((0.0, 1e-5), (30.0, 2e-3)):
-        x = torch.randn(3, 48, 16, 16, dtype=torch.float64, generator=generator) + shift
-        exact = torch.nn.functional.group_norm(x, 16)
-        torch.testing.assert_close(
-            norm.by_channels(x.float()).double(), exact, rtol=0, atol=tolerance
-        )
 
 
 def test_noise_levels_look_different_and_bounded() -> None:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from posterior_trees import Colorize, Tree, TreePredictor, UNet, cli, load
 from posterior_trees.data.registry import terms_of
+from posterior_trees.networks import ResidualUNet
 from posterior_trees.onnx_export import output_names, properties, save_onnx
 
 onnxruntime = pytest.importorskip("onnxruntime")
@@ -20,10 +21,15 @@ pytest.importorskip("onnxscript")
 TOLERANCE = 1e-4
 
 
-def colour_predictor() -> TreePredictor:
+def colour_predictor(kind: str = "unet") -> TreePredictor:
     """A tiny colourisation with random weights, probabilities included."""
     torch.manual_seed(0)
     network = UNet(1, 3, 4, width=8)
+    if kind == "residual":
+        options = {"multipliers": (1, 2), "blocks": 1, "attention": (1,)}
+        network = ResidualUNet(1, 3, 4, width=8, **options)
+        for parameter in network.parameters():  # none at its start, where blocks do nothing
+            torch.nn.init.normal_(parameter, std=0.2)
     torch.nn.init.normal_(network.head.layers[-1].weight)
     known = {"name": "faces_colorize", "about": {"terms": terms_of("faces256")}}
     return TreePredictor(
@@ -41,10 +47,10 @@ def unchecked() -> Iterator[None]:
         jaxtyping.config.update("jaxtyping_disable", False)
 
 
-@pytest.fixture(scope="module")
-def colour(tmp_path_factory: pytest.TempPathFactory) -> tuple[TreePredictor, Path]:
+@pytest.fixture(scope="module", params=["unet", "residual"])
+def colour(request, tmp_path_factory: pytest.TempPathFactory) -> tuple[TreePredictor, Path]:
     file = tmp_path_factory.mktemp("onnx") / "colour.onnx"
-    predictor = colour_predictor()
+    predictor = colour_predictor(request.param)
     with unchecked():
         save_onnx(predictor, file)
     return predictor, file

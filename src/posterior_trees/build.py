@@ -1,7 +1,10 @@
 """From a recipe to its measurement and its untrained predictor."""
 
+from typing import Any
+
 from posterior_trees.data.registry import terms_of
 from posterior_trees.measure import Colorize, Denoise, Downsample, Inpaint, Measurement, Paired
+from posterior_trees.networks.residual import ResidualUNet
 from posterior_trees.networks.unet import UNet
 from posterior_trees.predictor import TreePredictor
 from posterior_trees.recipe import Recipe, RecipeError
@@ -34,33 +37,49 @@ def build_measurement(recipe: Recipe) -> Measurement:
 
 def build_predictor(recipe: Recipe, about: dict | None = None) -> TreePredictor:
     """The recipe's network with fresh weights, around the recipe's measurement."""
-    spec, tree = recipe.network, recipe.tree
     measurement = build_measurement(recipe)
-    num_leaves = tree.branching**tree.depth
-    network = UNet(
-        measurement.channels(recipe.data.channels),
-        recipe.data.channels,
-        num_leaves,
-        width=spec.width or spec.c_init * num_leaves,
-        steps=spec.steps,
-        doublings=spec.doublings,
-        is_disjoint=spec.decoder == "disjoint",
-        head_layers=spec.head_layers,
-        head_norm=spec.head_norm,
-        is_head_detached=spec.is_head_detached,
-        dropout=spec.dropout,
-        head_dropout=spec.head_dropout,
-    )
+    network = build_network(recipe, measurement.channels(recipe.data.channels))
     return TreePredictor(
         network,
         measurement,
-        branching=tree.branching,
-        depth=tree.depth,
+        branching=recipe.tree.branching,
+        depth=recipe.tree.depth,
         channels=recipe.data.channels,
         multiple=network.multiple,
-        padding=spec.padding,
+        padding=recipe.network.padding,
         name=recipe.task,
         about={**(about or {}), **terms(recipe)},
+    )
+
+
+def build_network(recipe: Recipe, in_channels: int) -> UNet | ResidualUNet:
+    """The recipe's network with fresh weights, for images of `in_channels` channels."""
+    spec, num_leaves = recipe.network, recipe.tree.branching**recipe.tree.depth
+    ends = (in_channels, recipe.data.channels, num_leaves)
+    shared: dict[str, Any] = {
+        "width": spec.width or spec.c_init * num_leaves,
+        "dropout": spec.dropout,
+        "head_layers": spec.head_layers,
+        "head_norm": spec.head_norm,
+        "is_head_detached": spec.is_head_detached,
+        "head_dropout": spec.head_dropout,
+    }
+    if spec.kind == "unet":
+        is_disjoint = spec.decoder == "disjoint"
+        return UNet(
+            *ends, steps=spec.steps, doublings=spec.doublings, is_disjoint=is_disjoint, **shared
+        )
+    if spec.decoder == "disjoint" and num_leaves > 1:
+        raise RecipeError(
+            "network.kind 'residual' has one decoder for all leaves; "
+            "set network.decoder = 'shared', or network.kind = 'unet'"
+        )
+    return ResidualUNet(
+        *ends,
+        multipliers=spec.multipliers,
+        blocks=spec.blocks,
+        attention=spec.attention,
+        **shared,
     )
 
 

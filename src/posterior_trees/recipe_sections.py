@@ -49,11 +49,15 @@ class TreeSpec:
 
 @dataclass(frozen=True)
 class NetworkSpec:
+    kind: str = "unet"  # the paper's; or "residual", with attention
     c_init: int = 4
     width: int = 0  # channels of the first level; 0 = c_init · number of leaves
     steps: int = 4  # how often the image is halved; the paper's number
     doublings: int = 4  # … and the first so many times its channels doubled
     decoder: str = "disjoint"  # or "shared"
+    multipliers: tuple[int, ...] = (1, 2, 3, 4)  # residual: channels of each level, over `width`
+    blocks: int = 2  # residual: blocks of each level on the way down; one more on the way up
+    attention: tuple[int, ...] = (2, 3)  # residual: levels, from 0, in which all pixels meet
     padding: str = "reflect"  # or "zeros": how images are padded to a multiple of 2^steps
     head_layers: int = 3
     head_norm: str = "layer"  # or "batch", the paper's
@@ -122,6 +126,7 @@ CHOICES = {
     "data.split": ("name", "well", "files"),
     "data.channels": (1, 3),
     "measurement.kind": ("inpaint", "colorize", "denoise", "downsample", "paired"),
+    "network.kind": ("unet", "residual"),
     "network.decoder": ("disjoint", "shared"),
     "network.padding": ("reflect", "zeros"),
     "network.head_layers": (3, 4),
@@ -139,6 +144,7 @@ AT_LEAST = {
     "network.width": 0,
     "network.steps": 1,
     "network.doublings": 0,
+    "network.blocks": 1,
     "optimizer.patience": 0,
     "optimizer.clip": 0.0,
     "training.ema": 0.0,
