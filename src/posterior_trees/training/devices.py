@@ -39,6 +39,8 @@ def sum_over_processes(
 def gather_leaves(fabric: Fabric, leaves: Int[Tensor, "part"]) -> Int[Tensor, "batch"]:
     """The leaves of the whole batch, in the order of its indices: what `Feed.share` dealt out."""
     rank, processes = fabric.global_rank, fabric.world_size
+    if processes == 1:
+        return leaves
     everyone = leaves.new_zeros(len(leaves) * processes)
     everyone[rank::processes] = leaves
     return sum_over_processes(fabric, everyone)

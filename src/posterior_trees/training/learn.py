@@ -104,9 +104,8 @@ class Learner:
         self.wrapped.train()
         leaves = self.wrapped(self.predictor.view(y))
         wins = (self.bias, strength) if self.recipe.loss.conscience else ()
-        loss = self._judge(leaves, x, y, epsilon, is_guided, *wins)
-        scale = self._mean(loss.root.mean())
-        self.fabric.backward((weights * loss.total(self.beta, scale)).mean())
+        total, sums, loss = self._judge(leaves, x, y, weights, epsilon, is_guided, *wins)
+        self.fabric.backward(total)
         if self.recipe.optimizer.clip:
             self.fabric.clip_gradients(
                 self.wrapped, self.optimizer, max_norm=self.recipe.optimizer.clip
@@ -114,20 +113,29 @@ class Learner:
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.average.update(share)
-        return self._note(loss)
+        return self._note(loss, sums)
 
-    def _note(self, loss: Objective) -> Tensor:
+    def _note(self, loss: Objective, sums: Tensor) -> Tensor:
         """Take note of a batch, of all processes together; returns the leaves its images reach."""
         if loss.taught is not None:
             taught = gather_leaves(self.fabric, loss.taught)
             note_taught(self.bias, taught, self.predictor.branching)
         winners = gather_leaves(self.fabric, loss.leaf)
-        self.health.note(sum_over_processes(self.fabric, self.health.sum(loss)), winners)
+        self.health.note(sum_over_processes(self.fabric, sums), winners)
         return winners
 
     def _judge(
-        self, leaves: Leaves, x: Tensor, y: Tensor, epsilon: Tensor, is_guided: Tensor, *wins
-    ) -> Objective:
+        self,
+        leaves: Leaves,
+        x: Tensor,
+        y: Tensor,
+        weights: Tensor,
+        epsilon: Tensor,
+        is_guided: Tensor,
+        *wins: Tensor,
+    ) -> tuple[Tensor, Tensor, Objective]:
+        """What the optimiser lowers, sums for `health`, and each image's part. Compiled as one
+        function: what a loss does with a batch of numbers takes longer to launch than to run."""
         factors = handicaps(wins[0], self.predictor.branching, wins[1]) if wins else None
         tree = self.predictor.assemble(leaves, y)
         spec, usual, guide, apart = self.recipe.loss, None, None, None
@@ -137,7 +145,9 @@ class Learner:
             guide = distances(coarse(self._regard(x - tree.root)), self.centres), is_guided
         if spec.focus or spec.is_by_shape:
             apart = errors_regarded(tree, x, spec.focus, spec.is_by_shape)
-        return objective(tree, x, epsilon, factors, spec.rate, usual, guide, apart)
+        loss = objective(tree, x, epsilon, factors, spec.rate, usual, guide, apart)
+        total = loss.total(self.beta, self._mean(loss.root.mean()))
+        return (weights * total).mean(), self.health.sum(loss), loss
 
     @torch.no_grad()
     def seed(
