@@ -10,9 +10,10 @@
 # digits-compare   100 test digits, 100 samples each     → results/comparison/digits
 # digits-1000      20 test digits, 1000 samples each     → results/comparison/digits_1000
 # faces-train      64×64: trees and cGANs of three tasks, side by side; then the conditional diffusion
-#                  model of all three and the prior
+#                  model of all three and the prior. Trees have the network of the diffusion models
+#                  (NETWORK below), and so have the plain MSE networks that roots are held against
 # faces-eyes, faces-mouth, faces-colorize                → results/comparison/faces64_<task>
-# faces-compare    the three of them in a row
+# faces-compare    the three of them in a row, RePaint last: it takes longest
 #
 # Variables: DATA (data folder), RUNS (runs), OUT (results/comparison), MODEL (digits: the tree),
 # MINUTES (9), IMAGES (100) and SAMPLES (100) of a comparison, GROUP (10) images sampled together,
@@ -31,6 +32,8 @@ END=$((SECONDS + 60 * ${MINUTES:-9}))
 read -ra CHANGES <<<"${SET:-}"
 BASELINES=()
 for change in ${CHANGES[@]+"${CHANGES[@]}"}; do BASELINES+=(--set "$change"); done
+NETWORK="--set network.kind=residual --set network.width=40 --set network.decoder=shared \
+  --set network.dropout=0.1 --set optimizer.lr=1e-3"
 ALL=() TREES=() CHECK=() STEPS="" REPAINT=""
 if [ "${TRY:-0}" != 0 ]; then
   ALL=(--set training.epochs=1 --set training.compile=false)
@@ -105,6 +108,11 @@ faces() { # task
     ${repaint[@]+"${repaint[@]}"}
 }
 
+each() { # compare on these tasks, while there is time
+  local task
+  for task in "$@"; do faces "$task" || [ $SECONDS -ge $END ]; done
+}
+
 case $STAGE in
 digits-train)
   together "baselines digits_rcgan" "baselines digits_cgan" \
@@ -137,7 +145,7 @@ faces-train)
     apart="" # children by squared errors of the whole picture, as K-means has it
     [ $task != mouth ] || apart="--set loss.is_by_shape=false --set 'loss.focus=[]'"
     lines+=("baselines faces64_cgan_$task" "trees faces64 recipes/faces_$task.toml --plain $apart \
-      --set 'data.size=[64,64]' --set data.validation=0.1 --set network.steps=4")
+      --set 'data.size=[64,64]' --set data.validation=0.1 $NETWORK")
   done
   together "${lines[@]}"
   baselines faces64_conditional faces64_prior
@@ -145,10 +153,9 @@ faces-train)
 faces-eyes | faces-mouth | faces-colorize)
   faces "${STAGE#faces-}"
   ;;
-faces-compare)
-  for task in eyes mouth colorize; do
-    faces $task || [ $SECONDS -ge $END ]
-  done
+faces-compare) # first what is quick, of all three; colours have no RePaint
+  [ -n "$ONLY" ] || ONLY="conditional ddnm ddrm cgan" each eyes mouth colorize
+  each eyes mouth ${ONLY:+colorize}
   ;;
 *)
   echo "unknown stage $STAGE; see the head of $0" >&2
