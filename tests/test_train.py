@@ -745,6 +745,19 @@ def test_without_a_terminal_a_long_loop_says_in_lines_how_far_it_is(
     assert capsys.readouterr().err.splitlines() == lines
 
 
+@pytest.mark.parametrize("is_quiet", [False, True])
+def test_without_a_terminal_a_training_is_heard_of_before_its_first_epoch(
+    capsys, monkeypatch, is_quiet
+):
+    clock = SimpleNamespace(monotonic=iter((100.0, 104.0, 111.0, 119.0, 130.0, 200.0)).__next__)
+    monkeypatch.setattr("posterior_trees.progress.time", clock)
+    with Progress("learning", can_stop=False, is_quiet=is_quiet) as progress:
+        assert list(progress.steps(iter(range(7, 12)), 7, 12)) == [7, 8, 9, 10, 11]
+    expected = ["continuing at step 7 of 12", "learning: step 9 of 12  (11 s)",
+                "learning: step 11 of 12  (30 s)", "learning: step 12 of 12  (100 s)"]  # fmt: skip
+    assert capsys.readouterr().out.splitlines() == ([] if is_quiet else expected)
+
+
 def test_health_is_the_mean_over_the_epoch_and_then_starts_again():
     health = Health(3, torch.device("cpu"))
     for start in (0.0, 4.0):

@@ -13,19 +13,20 @@ from rich.progress import Progress as Bar
 
 Item = TypeVar("Item")
 LINE_EVERY = 10.0
-"""Seconds between lines where a bar cannot be drawn."""
+"""Seconds before the first line, and between lines, where a bar cannot be drawn."""
 
 
 class Progress:
-    """Follows a training run: a bar over its steps and one line per epoch. What to do about a
-    warning is said once; the log has it for every epoch.
+    """Follows a training run: a bar over its steps and one line per epoch. Where there is no
+    terminal, some steps get a line too, each after twice the time of the one before: the first
+    epoch can take long. What to do about a warning is said once; the log has it for every epoch.
 
     Asked to stop (Ctrl-C, SIGTERM) it ends the steps after the present one, so that the trainer
-    can save, and `is_stopped`; asked once more, all ends at once.
+    can save, and `is_stopped`; asked once more, all ends at once. Of several processes one speaks.
     """
 
-    def __init__(self, title: str, *, can_stop: bool = True) -> None:
-        self.title, self.console = title, Console()
+    def __init__(self, title: str, *, can_stop: bool = True, is_quiet: bool = False) -> None:
+        self.title, self.console = title, Console(quiet=is_quiet)
         self.can_stop, self.is_asked, self.is_stopped = can_stop, False, False
         self.bar = _bar(self.console)
         self.advice: set[str] = set()
@@ -41,6 +42,7 @@ class Progress:
         if first:
             self.console.print(f"continuing at step {first} of {total}")
         task = self.bar.add_task(self.title, total=total, completed=first)
+        start, due = time.monotonic(), LINE_EVERY
         with self._stopping():
             for step in steps:
                 if self.is_asked:
@@ -48,6 +50,11 @@ class Progress:
                     return
                 yield step
                 self.bar.update(task, completed=step + 1)
+                seconds = time.monotonic() - start
+                if not self.console.is_terminal and seconds >= due:
+                    due = 2 * seconds
+                    text = f"{self.title}: step {step + 1} of {total}  ({seconds:.0f} s)"
+                    self.console.print(text, highlight=False)
 
     @contextmanager
     def _stopping(self) -> Generator[None, None, None]:

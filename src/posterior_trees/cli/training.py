@@ -64,7 +64,7 @@ def run_train(arguments: argparse.Namespace) -> None:
         if warning := darkness(images[0]):
             print(f"warning: {warning}", file=sys.stderr)
     is_alone = arguments.devices == 1 and "WORLD_SIZE" not in os.environ
-    with Progress(title, can_stop=is_alone) as progress:
+    with Progress(title, can_stop=is_alone, is_quiet=not is_first) as progress:
         fit(
             recipe,
             out,
