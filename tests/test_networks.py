@@ -375,14 +375,16 @@ def test_backbone_parameters_of_head_are_called_head():
         assert "head" in names
 
 
+@pytest.mark.parametrize("small", [0, math.inf])
 @pytest.mark.parametrize(
     ("leaves", "width", "is_disjoint", "widest"),
     [(9, 36, True, 40), (9, 36, False, 40), (3, 12, True, 16), (4, 12, True, 12), (4, 8, True, 8)],
 )
 def test_zeros_that_align_the_channels_change_nothing(
-    monkeypatch, leaves, width, is_disjoint, widest
+    monkeypatch, leaves, width, is_disjoint, widest, small
 ):
-    """As GPUs run it in half precision: values and gradients are those of the plain network."""
+    """As GPUs run it in half precision, maps joined or not: values and gradients are those of the
+    plain network."""
     torch.manual_seed(0)
     network = UNet(1, 1, leaves, width=width, steps=2, is_disjoint=is_disjoint).double()
     nn.init.normal_(network.head.layers[-1].weight)
@@ -400,9 +402,18 @@ def test_zeros_that_align_the_channels_change_nothing(
     expected = [tensor.clone() for tensor in run()]
     monkeypatch.setattr(unet, "is_fast_dense", lambda _: True)
     monkeypatch.setattr(unet, "is_half", lambda _: True)
+    monkeypatch.setattr(unet, "SMALL", small)
+    join, odd = UpConv.joined, []
+
+    def joined(*given) -> Tensor:
+        odd.append((maps := join(*given)).shape[1] % 8)
+        return maps
+
+    monkeypatch.setattr(UpConv, "joined", joined)
     network.encoder[0].register_forward_hook(lambda *given: seen.append(given[-1].shape[1]))
     for got, wanted in zip(run(), expected, strict=True):
         torch.testing.assert_close(got, wanted)
     assert seen == [widest]
+    assert odd == ([0, 0] if small else [])
     folded = fold(network)
     torch.testing.assert_close(folded(y).images, expected[0])

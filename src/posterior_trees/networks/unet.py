@@ -21,6 +21,11 @@ STEPS = 4
 """Down- and up-sampling steps of the paper's network; images must be a multiple of 2**steps."""
 
 
+SMALL = 10**8
+"""Pixels of a batch times the square of a map's channels, the same at all resolutions, up to which
+launching counts: 42 million for 32 digits by the paper's network, ten billion for 32 photos."""
+
+
 class UNet(nn.Module):
     """Predicts `num_leaves` images and their log-probabilities from one image.
 
@@ -138,9 +143,11 @@ class LeafConv(nn.Conv2d):
 class UpConv(LeafConv):
     """Convolves the upsampled features and the skip maps, dealt out to the leaves.
 
-    On CUDA neither the upsampled nor the joined map is ever made: a 3×3 convolution of an image
-    enlarged twice by nearest neighbours is a transposed 4×4 convolution of the small one, with 4
-    instead of 9 products per pixel, and the convolution of two joined maps is the sum of theirs.
+    On CUDA neither the upsampled nor the joined map of large images is ever made: a 3×3 convolution
+    of an image enlarged twice by nearest neighbours is a transposed 4×4 convolution of the small
+    one, with 4 instead of 9 products per pixel, and the convolution of two joined maps is the sum
+    of theirs. For small ones (`SMALL`) two convolutions, and four on the way back, take longer than
+    the products they save.
     """
 
     def forward(  # ty: ignore[incompatible-method-override]
@@ -151,12 +158,26 @@ class UpConv(LeafConv):
     def with_sums(  # ty: ignore[incompatible-method-override]
         self, features: Float[Tensor, "b c1 h w"], skip: Float[Tensor, "b c2 h2 w2"]
     ) -> tuple[Float[Tensor, "b c3 h2 w2"], Float[Tensor, "b parts 2 c3"] | None]:
+        if not is_fast_dense(features) or self.is_small(skip):
+            return super().with_sums(self.joined(features, skip))
         if is_worth_it(self.weight, self.groups, features, skip):
             return convolve_up(features, skip, self.weight, self.groups)
-        if is_fast_dense(features):
-            return self.without_joining(features, skip), None
-        enlarged = F.interpolate(features, scale_factor=2)
-        return super().with_sums(deal(enlarged, skip, self.groups))
+        return self.without_joining(features, skip), None
+
+    def is_small(self, skip: Float[Tensor, "b c2 h2 w2"]) -> bool:
+        b, _, h, w = skip.shape
+        return b * h * w * self.out_channels**2 <= SMALL
+
+    def joined(
+        self, features: Float[Tensor, "b c1 h w"], skip: Float[Tensor, "b c2 h2 w2"]
+    ) -> Float[Tensor, "b c4 h2 w2"]:
+        """The enlarged features and the skip maps, dealt out, without what fills their `room`; with
+        zeros up to a multiple of eight channels where GPUs would add them."""
+        below = features[:, : self.in_channels - self.out_channels]
+        enlarged = F.interpolate(below, scale_factor=2)
+        maps = deal(enlarged, skip[:, : self.out_channels], self.groups)
+        extra = -maps.shape[1] % 8 if is_half(maps) else 0
+        return F.pad(maps, (0, 0, 0, 0, 0, extra)) if extra else maps
 
     def without_joining(
         self, features: Float[Tensor, "b c1 h w"], skip: Float[Tensor, "b c2 h2 w2"]
