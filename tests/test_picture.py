@@ -24,6 +24,7 @@ from posterior_trees import (
 from posterior_trees import predict as predict_module
 from posterior_trees.data import ImageSet
 from posterior_trees.explore.start import describe_start, model_card
+from posterior_trees.pictures.adjust import Adjustment
 from posterior_trees.pictures.picture import as_picture, brightness_range, read_picture
 from posterior_trees.predict import PictureError, predict_files
 
@@ -299,6 +300,69 @@ def test_the_page_cites_the_paper_and_names_the_model_as_the_explorer_does(tmp_p
     assert card == model_card(model)
     assert "NeurIPS 2024" in card["method"]
     assert "version 9.8, date 2024-12-10" in card["origin"]
+
+
+def examples_of(page: Path) -> list[dict]:
+    found = re.search(r'id="trees">(.*?)</script>', page.read_text("utf-8"), re.DOTALL)
+    assert found is not None
+    return json.loads(found[1])["examples"]
+
+
+@pytest.mark.parametrize("measurement", [HOLE, Colorize()], ids=["hole", "colour"])
+def test_a_picture_that_shows_what_was_hidden_is_kept_as_the_model_took_it(
+    measurement, tmp_path: Path
+) -> None:
+    channels, pixels = (1, noise(16, 20)) if measurement is HOLE else (3, noise(9, 7, 3))
+    model = predictor_of(measurement, channels)
+    file = save(tmp_path / "a.png", pixels)
+    page, folder = predict_files(model, [file], tmp_path / "out", invert=True)
+    assert np.array_equal(np.asarray(Image.open(folder / "picture.png")), 255 - pixels)
+    assert json.loads((folder / "tree.json").read_text())["shows_hidden"] == "picture.png"
+    (example,) = examples_of(page)
+    (explored,) = describe_start(
+        model, [file], adjustment=Adjustment.of(None, 1.0, invert=True), warn=print
+    )
+    for key in ("input", "truth", "truth_path"):
+        assert example[key] == explored[key], key
+
+
+@pytest.mark.parametrize(
+    "measurement", [Denoise(0.1), Downsample(2), Paired(1, 1)], ids=lambda m: type(m).__name__
+)
+def test_a_picture_that_is_the_measurement_shows_nothing_hidden(
+    measurement, tmp_path: Path
+) -> None:
+    file = save(tmp_path / "a.png", noise(16, 20))
+    page, folder = predict_files(predictor_of(measurement), [file], tmp_path / "out")
+    assert not (folder / "picture.png").exists()
+    assert "shows_hidden" not in json.loads((folder / "tree.json").read_text())
+    assert examples_of(page)[0]["truth"] is None
+
+
+def test_what_was_never_there_is_no_truth(tmp_path: Path) -> None:
+    """A grey photograph has no colour to lose, and a blank hole hides nothing. The page may show
+    them beside pictures that do."""
+    blank, pixels = noise(16, 20), noise(16, 20)
+    blank[HOLE.hole.numpy()] = 250
+    grey = noise(9, 7)
+    for model, pair in (
+        (predictor_of(HOLE), (blank, pixels)),
+        (predictor_of(Colorize(), 3), (grey, noise(20, 7, 3))),
+    ):
+        out = tmp_path / type(model.measurement).__name__
+        files = [save(tmp_path / f"{n}.png", p) for n, p in zip("ab", pair, strict=True)]
+        page, nothing, something = predict_files(model, files, out)
+        assert [bool(example["truth"]) for example in examples_of(page)] == [False, True]
+        assert not (nothing / "picture.png").exists()
+        assert (something / "picture.png").is_file()
+
+
+def test_predicting_again_takes_away_a_picture_that_shows_nothing_any_more(tmp_path: Path) -> None:
+    model, out = predictor_of(HOLE, depth=1), tmp_path / "out"
+    predict_files(model, [save(tmp_path / "a.png", noise(16, 20))], out)
+    assert (out / "a" / "picture.png").is_file()
+    predict_files(model, [save(tmp_path / "a.png", np.full((16, 20), 9, np.uint8))], out)
+    assert not (out / "a" / "picture.png").exists()
 
 
 def test_inverting_exchanges_black_and_white(tmp_path: Path) -> None:

@@ -1,11 +1,14 @@
 """Trees of a user's own picture files, as files: `ptrees predict`.
 
 out/index.html               the explorer of all pictures
+out/<stem>/picture.png       your picture as the model took it, where it shows what the model hid of
+                             it (a hole, a lost colour); it may be the truth
 out/<stem>/tree.png          the tree in the style of the paper, with the measurement
 out/<stem>/node_<path>.png   every node: `root`, `0`, `0.1`, … by child numbers from 0
 out/<stem>/tree.safetensors  the tree itself, unclipped (`Tree.load`)
 out/<stem>/tree.json         `{"schema": 1, "picture", "model", "branching", "size", "nodes":
-                             [{"path": [0, 1], "probability", "image": "node_0.1.png"}…]}`
+                             [{"path": [0, 1], "probability", "image": "node_0.1.png"}…]}`, and
+                             `"shows_hidden": "picture.png"` where that is there
 out/<stem>/count*            with `--count`: the nuclei in the leaves, see `pictures/count.py`
 """
 
@@ -21,17 +24,17 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from jaxtyping import Float
 from PIL import Image
 from safetensors import SafetensorError
 from torch import Tensor
-from torch.nn import functional as F
 
 from posterior_trees.data.decode import read_header
-from posterior_trees.explore import page
-from posterior_trees.explore.start import model_card
 from posterior_trees.explore.upload import describe_resize
 from posterior_trees.figure import save_figure
 from posterior_trees.pictures.adjust import Adjustment, describe_misfit
+from posterior_trees.pictures.album import Shown, make_album
+from posterior_trees.pictures.hidden import shows_hidden
 from posterior_trees.pictures.picture import read_stored
 from posterior_trees.pictures.tiles import OVERLAP, TILE, needs_tiles, predict_tiled
 from posterior_trees.predictor import TreePredictor
@@ -39,8 +42,6 @@ from posterior_trees.store import write_bytes
 from posterior_trees.tree import Tree
 
 SCHEMA = 1
-SHOWN = 512
-"""Pixels of the longer side in figures and pages; node files and `tree.safetensors` have all."""
 
 
 class PictureError(ValueError):
@@ -71,13 +72,12 @@ def predict_files(
     """Write the tree of each picture into a folder `out/<stem>` of its own, and the explorer of all
     of them; returns `out/index.html` and the folders.
 
-    A folder holds `tree.png`, `tree.safetensors`, `tree.json` and `node_<path>.png` of every node,
-    and appears whole or not at all. Pictures that fail do not stop the others: the `PictureError`
-    at the end names them all. `levels` and `gamma` are those of `read_picture`, and
-    `also(tree, folder)` may write more files into a folder. A picture larger than `tile` pixels
-    along a side, or than `tiles.WHOLE` pixels if none is given, is predicted in overlapping tiles
-    (`pictures/tiles.py`); `tile=0` never does that. `watch` wraps the loop over files, or over the
-    tiles of a single file.
+    A folder holds the files above and appears whole or not at all. Pictures that fail do not stop
+    the others: the `PictureError` at the end names them all. `levels` and `gamma` are
+    those of `read_picture`, and `also(tree, folder)` may write more files into a folder. A
+    picture larger than `tile` pixels along a side, or than `tiles.WHOLE` pixels if none is given,
+    is predicted in overlapping tiles (`pictures/tiles.py`); `tile=0` never does that. `watch` wraps
+    the loop over files, or over the tiles of a single file.
     """
     adjustment = Adjustment.of(levels, gamma, invert)
     shown, folders, problems = [], [], []
@@ -93,7 +93,7 @@ def predict_files(
                 text = str(error) or type(error).__name__
                 problems.append(text if text.startswith(str(file)) else f"{file}: {text}")
         if shown:
-            write_bytes(out / "index.html", _page(shown, predictor).encode())
+            write_bytes(out / "index.html", make_album(shown, predictor).encode())
             folders.insert(0, out / "index.html")
     if problems:
         raise PictureError(problems, len(files), folders)
@@ -142,14 +142,6 @@ def _resized(file: str | PathLike[str], want: Sequence[int]) -> str:
     return describe_resize(str(file), (height, width), want, why)
 
 
-class Shown(NamedTuple):
-    """What figures and the page show of one picture."""
-
-    name: str
-    tree: Tree
-    y: Tensor
-
-
 class Tiling(NamedTuple):
     """How large pictures are cut; see `predict_files`."""
 
@@ -174,8 +166,9 @@ def _predict(
     else:
         tree = predictor.predict(pixels, tile=0).to("cpu")
         y = predictor.measurement.observe(pixels.to(predictor.device)).cpu()
-    small = Shown(folder.name, _map_images(tree, _shrink), _shrink(y))
-    _write(folder, tree, small, {"picture": file, "model": predictor.name}, also)
+    x = pixels.cpu() if shows_hidden(predictor.measurement, pixels) else None
+    small = Shown.of(folder.name, tree, y, x)
+    _write(folder, tree, x, small, {"picture": file, "model": predictor.name}, also)
     return small
 
 
@@ -211,7 +204,12 @@ def _is_foreign(folder: Path) -> bool:
 
 
 def _write(
-    folder: Path, tree: Tree, small: Shown, facts: dict[str, str], also: Callable | None
+    folder: Path,
+    tree: Tree,
+    x: Tensor | None,
+    small: Shown,
+    facts: dict[str, str],
+    also: Callable | None,
 ) -> None:
     """Fill a folder beside the final one, then put it in its place."""
     part = folder.with_name(f".{folder.name}.part")
@@ -220,6 +218,9 @@ def _write(
         part.mkdir()
         save_figure(small.tree, part / "tree.png", y=small.y)
         tree.save(part / "tree.safetensors")
+        if x is not None:
+            _save_png(x[0], part / "picture.png")
+            facts = facts | {"shows_hidden": "picture.png"}
         layout = {"branching": list(tree.branching), "size": list(tree.shape[1:])}
         table = {"schema": SCHEMA, **facts, **layout, "nodes": _write_nodes(part, tree)}
         (part / "tree.json").write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
@@ -228,7 +229,11 @@ def _write(
         if not folder.exists():
             part.rename(folder)
             return
-        for old in (*folder.glob("node_*.png"), *folder.glob("count*")):
+        for old in (
+            *folder.glob("node_*.png"),
+            *folder.glob("count*"),
+            *folder.glob("picture.png"),
+        ):
             old.unlink()
         for new in part.iterdir():
             os.replace(new, folder / new.name)
@@ -245,54 +250,14 @@ def _write_nodes(folder: Path, tree: Tree) -> list[dict]:
             name = ".".join(map(str, path)) or "root"
             image = None if absent[node] else f"node_{name}.png"
             if image:
-                pixels = tree.images[level][0, node].clamp(0, 1).mul(255).round().byte().numpy()
-                pixels = pixels[0] if len(pixels) == 1 else pixels.transpose(1, 2, 0)
-                Image.fromarray(np.ascontiguousarray(pixels)).save(folder / image)
+                _save_png(tree.images[level][0, node], folder / image)
             probability = probs[0, node].item()
             nodes.append({"path": list(path), "probability": probability, "image": image})
     return nodes
 
 
-def _page(shown: Sequence[Shown], predictor: TreePredictor) -> str:
-    """The explorer of all pictures; those of other sizes are fitted into one frame, on white."""
-    size = tuple(max(s.tree.shape[axis] for s in shown) for axis in (1, 2))
-    trees = [_map_images(s.tree, lambda images: _frame(images, size)) for s in shown]
-    levels = range(len(predictor.branching) + 1)
-    batch = Tree(
-        [torch.cat([tree.images[level] for tree in trees]) for level in levels],
-        [torch.cat([tree.log_probs[level] for tree in trees]) for level in levels],
-        predictor.branching,
-    )
-    return page(
-        batch,
-        inputs=torch.cat([_frame(s.y, size) for s in shown]),
-        names=[s.name for s in shown],
-        model_card=model_card(predictor),
-    )
-
-
-def _map_images(tree: Tree, change: Callable[[Tensor], Tensor]) -> Tree:
-    return Tree([change(level) for level in tree.images], tree.log_probs, tree.branching)
-
-
-def _shrink(images: Tensor) -> Tensor:
-    zoom = SHOWN / max(images.shape[-2:])
-    return _zoom(images, zoom) if zoom < 1 else images
-
-
-def _frame(images: Tensor, size: Sequence[int]) -> Tensor:
-    """Images of `(h, w)` as large as they fit into `size`, in the middle of white."""
-    images = _zoom(images, min(w / h for w, h in zip(size, images.shape[-2:], strict=True)))
-    high, wide = (want - have for want, have in zip(size, images.shape[-2:], strict=True))
-    sides = (wide // 2, wide - wide // 2, high // 2, high - high // 2)
-    return F.pad(images, sides, value=1.0)
-
-
-def _zoom(images: Tensor, zoom: float) -> Tensor:
-    if zoom == 1:
-        return images
-    size = [max(1, round(side * zoom)) for side in images.shape[-2:]]
-    mode = "area" if zoom < 1 else "nearest"
-    return F.interpolate(images.flatten(0, -4), size=size, mode=mode).unflatten(
-        0, images.shape[:-3]
-    )
+def _save_png(image: Float[Tensor, "c h w"], file: Path) -> None:
+    """Eight bits, clipped to [0, 1]."""
+    pixels = image.clamp(0, 1).mul(255).round().byte().numpy()
+    pixels = pixels[0] if len(pixels) == 1 else pixels.transpose(1, 2, 0)
+    Image.fromarray(np.ascontiguousarray(pixels)).save(file)

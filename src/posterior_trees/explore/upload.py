@@ -30,6 +30,7 @@ from posterior_trees.measure import (
     Paired,
 )
 from posterior_trees.pictures.adjust import Adjustment, describe_misfit
+from posterior_trees.pictures.hidden import lacks_colour
 from posterior_trees.tree import Tree
 
 
@@ -114,7 +115,11 @@ def predict_pixels(
         )
     y = measure(predictor, pixels, degrade)
     tree = predictor(y).to("cpu")
-    is_truth = degrade and pixels.shape[1:] == tree.shape and not _lacks_colour(predictor, pixels)
+    is_truth = (
+        degrade
+        and pixels.shape[1:] == tree.shape
+        and not lacks_colour(predictor.measurement, pixels)
+    )
     x = pixels.cpu() if is_truth else None
     return Answer(tree, y.cpu(), x)
 
@@ -214,12 +219,6 @@ def mask_size(predictor: Predictor) -> tuple[int, ...]:
     """Height and width of the model's fixed mask; () if it takes any size."""
     measurement = predictor.measurement
     return tuple(measurement.hole.shape[-2:]) if isinstance(measurement, Inpaint) else ()
-
-
-def _lacks_colour(predictor: Predictor, pixels: Tensor) -> bool:
-    """A grey photograph is what a colourisation model measures: it holds no truth."""
-    is_grey = bool((pixels == pixels[:, :1]).all())
-    return isinstance(predictor.measurement, Colorize) and is_grey
 
 
 def _channels(predictor: Predictor) -> int:
