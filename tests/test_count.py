@@ -15,7 +15,8 @@ from posterior_trees.build import build_predictor
 from posterior_trees.checkpoint import save_model
 from posterior_trees.pictures.count import count_nuclei
 from posterior_trees.pictures.count_report import count_table, write_count
-from posterior_trees.pictures.regions import find_regions, otsu
+from posterior_trees.pictures.otsu import otsu
+from posterior_trees.pictures.regions import find_regions
 from posterior_trees.pictures.tiles import Part, TiledTree
 from posterior_trees.recipe import parse_recipe
 

@@ -242,6 +242,27 @@ def test_the_page_proposes_what_the_command_line_said() -> None:
     assert '"levels":null,"gamma":1.0,"invert":false' in get(make_app(make_predictor()), "/").text
 
 
+def test_a_digit_is_looked_for_only_where_the_model_is_of_digits() -> None:
+    digits = make_predictor(Inpaint.box((0, 19), (0, 27), (28, 28)))
+    for proposed, words in ((False, '"digit":false'), (True, '"digit":true')):
+        assert words in get(make_app(digits, digit=proposed), "/").text
+    assert '"digit":null' in get(make_app(make_predictor(), digit=True), "/").text
+    photo = np.full((90, 120), 180, np.uint8)
+    photo[20:60, 30:38] = 20  # a one
+    found = post(make_app(digits), png(photo), "degrade=1&digit=1").json()
+    assert found["resized"] == "the digit found in 90×120 (height×width)"
+    one = pixels_of(found["truth"]) / 255
+    assert one.sum(axis=0).max() == pytest.approx(20, abs=0.1)
+    assert one.sum(axis=1).max() == pytest.approx(4, abs=0.1)
+    for app, query, words in (
+        (make_app(make_predictor()), "digit=1", "predicts 8×8 in grey: leave --digit out"),
+        (make_app(digits), "digit=1&invert=1", "by itself: leave --invert out"),
+    ):
+        response = post(app, png(photo), query)
+        assert response.status_code == 422
+        assert words in response.json()["error"]
+
+
 SIZES = {
     "fits": (HOLE, (8, 8), ""),
     "cut": (HOLE, (20, 30), "cut to its centre and resized from 20×30 to 8×8 (height×width)"),

@@ -32,8 +32,9 @@ from torch import Tensor
 from posterior_trees.data.decode import read_header
 from posterior_trees.explore.upload import describe_resize
 from posterior_trees.figure import save_figure
-from posterior_trees.pictures.adjust import Adjustment, describe_misfit
+from posterior_trees.pictures.adjust import Adjustment, describe_misfit, refuse_with_digit
 from posterior_trees.pictures.album import Shown, make_album
+from posterior_trees.pictures.digit import check_takes_digits
 from posterior_trees.pictures.hidden import shows_hidden
 from posterior_trees.pictures.picture import read_stored
 from posterior_trees.pictures.tiles import OVERLAP, TILE, needs_tiles, predict_tiled
@@ -63,6 +64,7 @@ def predict_files(
     invert: bool = False,
     levels: Sequence[float | int] | None = None,
     gamma: float | int = 1.0,
+    digit: bool = False,
     tile: int | None = None,
     overlap: int = OVERLAP,
     also: Callable[[Tree, Path], object] | None = None,
@@ -73,20 +75,23 @@ def predict_files(
     of them; returns `out/index.html` and the folders.
 
     A folder holds the files above and appears whole or not at all. Pictures that fail do not stop
-    the others: the `PictureError` at the end names them all. `levels` and `gamma` are
+    the others: the `PictureError` at the end names them all. `levels`, `gamma` and `digit` are
     those of `read_picture`, and `also(tree, folder)` may write more files into a folder. A
     picture larger than `tile` pixels along a side, or than `tiles.WHOLE` pixels if none is given,
     is predicted in overlapping tiles (`pictures/tiles.py`); `tile=0` never does that. `watch` wraps
     the loop over files, or over the tiles of a single file.
     """
     adjustment = Adjustment.of(levels, gamma, invert)
+    if digit:
+        refuse_with_digit(adjustment, resize)
+        check_takes_digits(predictor.measurement, predictor.channels, predictor.name)
     shown, folders, problems = [], [], []
     watch, watch_tiles = (iter, watch) if len(files) == 1 else (watch, iter)
     tiling = Tiling(tile, overlap, watch_tiles)
     with _kept_if_used(out) as out:
         for file, folder in watch(list(zip(files, _choose_folders(files, out), strict=True))):
             try:
-                pixels = _read(predictor, file, resize, adjustment, warn)
+                pixels = _read(predictor, file, resize, adjustment, digit, warn)
                 shown.append(_predict(predictor, pixels, folder, str(file), also, tiling))
                 folders.append(folder)
             except (ValueError, RuntimeError, OSError, MemoryError, SafetensorError) as error:
@@ -118,10 +123,11 @@ def _read(
     file: str | PathLike[str],
     resize: bool,
     adjustment: Adjustment,
+    digit: bool,
     warn: Callable[[str], object],
 ) -> Tensor:
     """The picture in a file as the model takes it; `warn` hears what may be wrong with it."""
-    stored = read_stored(file, predictor, resize)
+    stored = read_stored(file, predictor, resize, digit)
     if resize and (resized := _resized(file, stored.shape[-2:])):
         warn(resized)
     pixels = adjustment.apply(stored, str(file))
@@ -129,7 +135,7 @@ def _read(
     def see(other: Tensor) -> Tensor:
         return predictor.measurement.observe(other.to(predictor.device))
 
-    if misfit := describe_misfit(stored, adjustment, predictor, see):
+    if misfit := describe_misfit(stored, adjustment, predictor, see, digit):
         warn(f"{file}: {misfit}")
     return pixels
 

@@ -80,6 +80,27 @@ def test_a_camera_s_values_are_read_as_the_reader_says(
             assert np.abs(seen - 255 * want[20:]).max() <= 1
 
 
+def test_a_photographed_digit_is_found_and_leaves_nothing_else_to_say(
+    visit: Callable[..., Any], served: str, tmp_path: Path
+) -> None:
+    photo = np.full((90, 120), 180, np.uint8)
+    photo[20:60, 30:38] = 20
+    Image.fromarray(photo).save(tmp_path / "one.png")
+    opened = visit(served)
+    opened.wait_for_selector("body.ready")
+    opened.locator("#own-button").click()
+    others = [opened.locator(part) for part in ("#invert-label", "#values")]
+    assert all(part.is_visible() for part in others)
+    opened.locator("#digit").check()
+    assert all(part.is_hidden() for part in others)
+    opened.locator("#file").set_input_files(tmp_path / "one.png")
+    opened.wait_for_selector("#examples button:nth-child(2)")
+    words = "the digit found in 90×120 (height×width)"
+    assert opened.locator("#resized").text_content() == words
+    seen = picture_of(opened, "#input")[20:, :, 0]
+    assert seen[0].sum() / 255 == pytest.approx(4, abs=0.1)
+
+
 def test_values_that_need_levels_open_their_place(
     visit: Callable[..., Any], served: str, tmp_path: Path
 ) -> None:

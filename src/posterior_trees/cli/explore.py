@@ -40,9 +40,11 @@ def add_explore(commands: Any) -> None:
 def run_explore(arguments: argparse.Namespace) -> None:
     from posterior_trees import load
     from posterior_trees.explore.start import describe_start, model_card, title_of
-    from posterior_trees.pictures.adjust import Adjustment
+    from posterior_trees.pictures.adjust import Adjustment, refuse_with_digit
 
     adjustment = Adjustment.of(arguments.levels, arguments.gamma, arguments.invert)
+    if arguments.digit:
+        refuse_with_digit(adjustment)
     predictor = load(arguments.model)
     measures = dict(load_measure(name) for name in arguments.measure)
     examples = describe_start(
@@ -50,6 +52,7 @@ def run_explore(arguments: argparse.Namespace) -> None:
         arguments.images,
         degrade=not arguments.measured,
         adjustment=adjustment,
+        digit=arguments.digit,
         rivals=[split_rival(text) for text in arguments.compare],
         measures=measures,
         warn=lambda message: print(f"ptrees explore: {message}", file=sys.stderr, flush=True),
@@ -60,7 +63,8 @@ def run_explore(arguments: argparse.Namespace) -> None:
         return
     from posterior_trees.explore.server import make_app
 
-    options |= {"host": arguments.host, "measures": measures, "adjustment": adjustment}
+    options |= {"host": arguments.host, "measures": measures, "adjustment": adjustment,
+                "digit": arguments.digit}  # fmt: skip
     app = make_app(predictor, examples=examples, **options)
     serve(app, arguments.host, arguments.port, is_shown=not arguments.no_browser)
 

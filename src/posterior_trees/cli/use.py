@@ -57,7 +57,7 @@ def run_predict(arguments: argparse.Namespace) -> None:
     predictor = load(arguments.model)
     if arguments.count and (note := describe_counting(predictor)):
         warn(note)
-    names = ("resize", "invert", "levels", "gamma", "tile", "overlap")
+    names = ("resize", "invert", "levels", "gamma", "digit", "tile", "overlap")
     try:
         written = predict_files(
             predictor,

@@ -6,6 +6,7 @@
     POST /api/predict      a picture as the raw body → one example in the form of `content`
          ?name=…&degrade=1&invert=0&hole=N      N > 0: the last N bytes are another hole
          &levels=LO,HI&gamma=1                  stored values that become black and white
+         &digit=0                               1: find the handwritten digit in it
 
 Safe by default: `guard` decides who is answered, and no path of a client's is ever opened. Bytes
 are counted while they come in, pixels before they are decoded, and one thread with a short queue
@@ -31,6 +32,7 @@ from posterior_trees.explore.hole import describe_paper
 from posterior_trees.explore.upload import Limits, Predictor, answer, degradation_of, mask_size
 from posterior_trees.explore.worker import FullError, Worker
 from posterior_trees.pictures.adjust import Adjustment
+from posterior_trees.pictures.digit import takes_digits
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -50,16 +52,18 @@ def make_app(
     model_card: Mapping[str, object] | None = None,
     measures: Mapping[str, Measure] | None = None,
     adjustment: Adjustment | None = None,
+    digit: bool = False,
     limits: Limits | None = None,
     room: int = 16,
 ) -> "FastAPI":
     """The web application of one model; `examples` (of `describe_trees`) are there from the start,
-    `host` is the name it will be reached by, and `adjustment` what the page proposes for files."""
+    `host` is the name it will be reached by, `adjustment` and `digit` what the page proposes for
+    files."""
     fastapi = import_fastapi()
     limits = limits or Limits()
     size = mask_size(predictor) or (examples[0]["size"] if examples else (1, 1))
     frame = frame_content(predictor.branching, size, title, model_card)
-    server = describe_server(predictor, limits, adjustment or Adjustment())
+    server = describe_server(predictor, limits, adjustment or Adjustment(), digit)
     first = frame | {"examples": list(examples), "server": server}
     explorer = Explorer(predictor, frame, first, measures, limits, Worker(room))
 
@@ -145,7 +149,8 @@ class Explorer:
         content, hole = split_body(content, query.get("hole", "0"))
         made = answer(
             self.predictor, content, name, degrade=query.get("degrade") == "1",
-            adjustment=read_adjustment(query), hole=hole, limits=self.limits,
+            adjustment=read_adjustment(query), digit=query.get("digit") == "1", hole=hole,
+            limits=self.limits,
         )  # fmt: skip
         (example,) = describe_trees(
             made.tree, inputs=made.y, truths=made.x, names=[name], measures=self.measures
@@ -194,8 +199,12 @@ def read_adjustment(query: Mapping[str, str]) -> Adjustment:
     return Adjustment.of(levels or None, gamma, query.get("invert") == "1")
 
 
-def describe_server(predictor: Predictor, limits: Limits, adjustment: Adjustment) -> dict:
-    """What the page needs to know to ask for trees of new pictures."""
+def describe_server(
+    predictor: Predictor, limits: Limits, adjustment: Adjustment, digit: bool
+) -> dict:
+    """What the page needs to know to ask for trees of new pictures; `digit` is null where the model
+    is of something else."""
+    is_of_digits = takes_digits(predictor.measurement, predictor.channels)
     return {
         "megabytes": limits.megabytes,
         "degradation": degradation_of(predictor),
@@ -203,6 +212,7 @@ def describe_server(predictor: Predictor, limits: Limits, adjustment: Adjustment
         "levels": adjustment.levels,
         "gamma": adjustment.gamma,
         "invert": adjustment.is_inverted,
+        "digit": digit if is_of_digits else None,
     }
 
 

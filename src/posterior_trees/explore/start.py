@@ -29,6 +29,7 @@ from posterior_trees.explore.upload import (
     predict_pixels,
 )
 from posterior_trees.pictures.adjust import Adjustment
+from posterior_trees.pictures.digit import check_takes_digits, takes_digits
 from posterior_trees.tree import Tree
 
 DIGIT = (28, 28)
@@ -42,18 +43,22 @@ def describe_start(
     *,
     degrade: bool = True,
     adjustment: Adjustment | None = None,
+    digit: bool = False,
     rivals: Sequence[tuple[str, Path]] = (),
     measures: Mapping[str, Measure] | None = None,
     warn: Callable[[str], object] = warnings.warn,
 ) -> list[dict]:
     """Examples of the given files, or of sample digits where the model takes digits; `warn` hears
-    of files that were resized or do not fit the model."""
+    of files that were resized or do not fit the model. `digit` finds the digit in each file."""
+    if digit:
+        check_takes_digits(predictor.measurement, predictor.channels, predictor.name)
     degrade = degrade and can_degrade(predictor)
     if files:
         names = [file.name for file in files]
-        answers = [_read(predictor, file, degrade, adjustment, warn) for file in files]
+        answers = [_read(predictor, file, degrade, adjustment, digit, warn) for file in files]
     else:
-        digits = sample_digits(SAMPLES) if _takes_digits(predictor) else ()
+        is_model_of_digits = takes_digits(predictor.measurement, predictor.channels)
+        digits = sample_digits(SAMPLES) if is_model_of_digits else ()
         names = [f"digit {i + 1}" for i in range(len(digits))]
         answers = [predict_pixels(predictor, digit[None]) for digit in digits]
     others = {name: _load_trees(file, len(answers)) for name, file in rivals}
@@ -98,15 +103,11 @@ def model_card(predictor: Predictor) -> dict[str, str]:
         "Nehme, Mulayoff and Michaeli, Hierarchical Uncertainty Exploration via Feedforward "
         "Posterior Trees, NeurIPS 2024"
     )
-    if _takes_digits(predictor):
+    if takes_digits(predictor.measurement, predictor.channels):
         card["data"] = "Digits: MNIST by Yann LeCun, Corinna Cortes and Christopher J.C. Burges"
     if terms := predictor.about.get("terms"):
         card["terms"] = f"Trained on {terms}; the weights have the terms of their data"
     return card
-
-
-def _takes_digits(predictor: Predictor) -> bool:
-    return mask_size(predictor) == DIGIT and predictor.channels == 1
 
 
 def _read(
@@ -114,6 +115,7 @@ def _read(
     file: Path,
     degrade: bool,
     adjustment: Adjustment | None,
+    digit: bool,
     warn: Callable[[str], object],
 ) -> Answer:
     """The answer to a file of the user's own, whose size in bytes is the user's business."""
@@ -122,10 +124,9 @@ def _read(
     except OSError as error:
         raise DataError(f"cannot read {file} ({error.strerror or error}). Check the name") from None
     limits = Limits()
-    made = answer(
-        predictor, content, str(file), degrade=degrade, adjustment=adjustment, limits=limits
-    )
-    if made.resized:
+    made = answer(predictor, content, str(file), degrade=degrade, adjustment=adjustment,
+                  digit=digit, limits=limits)  # fmt: skip
+    if made.resized and not digit:
         warn(_explain_resize(predictor, content, str(file), limits))
     if made.note:
         warn(f"{file}: {made.note}")

@@ -6,7 +6,8 @@ to `Limits.side`, because a tree of $K^d$ such pictures has to travel to the pag
 
 A picture is either clean, then the model's own measurement degrades it here and it is kept as the
 truth, or it is a measurement already. An inpainting model also takes another hole than its own
-(`hole`). Which of its stored values are black and white is said as on the command line (`adjust`).
+(`hole`). Which of its stored values are black and white is said as on the command line (`adjust`),
+or that it is a photograph of a digit (`digit`).
 """
 
 from collections.abc import Sequence
@@ -29,7 +30,8 @@ from posterior_trees.measure import (
     Measurement,
     Paired,
 )
-from posterior_trees.pictures.adjust import Adjustment, describe_misfit
+from posterior_trees.pictures.adjust import Adjustment, describe_misfit, refuse_with_digit
+from posterior_trees.pictures.digit import check_takes_digits, find_digit
 from posterior_trees.pictures.hidden import lacks_colour
 from posterior_trees.tree import Tree
 
@@ -79,13 +81,17 @@ def answer(
     *,
     degrade: bool = True,
     adjustment: Adjustment | None = None,
+    digit: bool = False,
     hole: bytes | None = None,
     limits: Limits | None = None,
 ) -> Answer:
     """The tree of the picture in these bytes; `degrade` measures it first and keeps it as truth.
-    `hole` is a picture of the pixels to hide, where they are not the model's own."""
-    stored = read_bytes(predictor, content, name, limits or Limits())
+    `digit` finds the handwritten digit in it, and `hole` is a picture of the pixels to hide, where
+    they are not the model's own."""
     adjustment = adjustment or Adjustment()
+    if digit:
+        refuse_with_digit(adjustment)
+    stored = read_bytes(predictor, content, name, limits or Limits(), digit)
     pixels = adjustment.apply(stored, name)
     if hole is None:
         made = predict_pixels(predictor, pixels, degrade=degrade)
@@ -94,10 +100,13 @@ def answer(
         made = predict_with_hole(predictor, pixels, hole, degrade=degrade)
     if not made.note:
         note = describe_misfit(stored, adjustment, predictor,
-                               lambda other: measure(predictor, other, degrade))  # fmt: skip
+                               lambda other: measure(predictor, other, degrade),
+                               is_digit=digit)  # fmt: skip
         made = made._replace(note=note)
     height, width, _ = read_header(BytesIO(content), name)
     resized = caption_resize((height, width), pixels.shape[-2:])
+    if digit:
+        resized = f"the digit found in {height}×{width} (height×width)"
     if resized and has_scale(predictor):
         resized += f", {RESCALED}"
     return made._replace(resized=resized)
@@ -146,14 +155,21 @@ def predict_with_hole(
     return made._replace(note=NOTE)
 
 
-def read_bytes(predictor: Predictor, content: bytes, name: str, limits: Limits) -> Stored:
-    """The values `(c, h, w)` of a picture, brought to the model's channels and its mask's size."""
+def read_bytes(
+    predictor: Predictor, content: bytes, name: str, limits: Limits, digit: bool = False
+) -> Stored:
+    """The values `(c, h, w)` of a picture, brought to the model's channels and its mask's size; or
+    the digit in it."""
+    if digit:
+        check_takes_digits(predictor.measurement, predictor.channels, predictor.name)
     channels = 3 if isinstance(predictor.measurement, Colorize) else _channels(predictor)
     if channels not in (1, 3):
         raise DataError(f"this model takes {channels or 'any'} channels, a picture has 1 or 3")
     if not content:
         raise DataError(f"{name} is empty. Choose a picture file")
     _check_pixels(content, name, limits)
+    if digit:
+        return find_digit(decode_raw(BytesIO(content), name, 1), name)
     size = fitted_size(predictor, content, name, limits)
     return decode_raw(BytesIO(content), name, channels, size)
 

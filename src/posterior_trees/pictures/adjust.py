@@ -87,6 +87,20 @@ class Adjustment(NamedTuple):
         return (1 - pixels if self.is_inverted else pixels).unsqueeze(0)
 
 
+def refuse_with_digit(done: Adjustment, resize: bool = False) -> None:
+    """A digit's ink, paper and size are found by `digit.py`: nothing else is to be done to it."""
+    asked = {
+        "--resize": resize,
+        "--levels": done.levels is not None,
+        "--gamma": done.gamma != 1,
+        "--invert": done.is_inverted,
+    }
+    if given := [name for name, is_asked in asked.items() if is_asked]:
+        raise ValueError(
+            f"--digit finds ink, paper and size by itself: leave {' and '.join(given)} out"
+        )
+
+
 def _unit(stored: np.ndarray, name: str) -> np.ndarray:
     low, high = float(stored.min()), float(stored.max())
     if low < -SLACK or high > 1 + SLACK:
@@ -103,9 +117,11 @@ def describe_misfit(
     done: Adjustment,
     model: Trained,
     see: Callable[[Float[Tensor, "1 _ h w"]], Tensor],
+    is_digit: bool = False,
 ) -> str:
     """Why a picture may not be what the model was trained on, and what would help; empty if it fits
-    or nobody knows. `see` gives the measurement of an adjusted picture."""
+    or nobody knows. `see` gives the measurement of an adjusted picture. In a digit that `digit.py`
+    found, black and white are right."""
     low, high = model.about.get("input_brightness") or (-math.inf, math.inf)
 
     def brightness(adjustment: Adjustment) -> float:
@@ -121,6 +137,8 @@ def describe_misfit(
         f"the picture may not fit {task}: as the model sees it, its mean "
         f"brightness is {mean:.3f}, in training it was {low:.3f} to {high:.3f}. "
     )
+    if is_digit:
+        return f"{why}Is it one digit, upright, its strokes a tenth as wide as it is high?"
     for words, other in _remedies(stored, done):
         if fits(reached := brightness(other)):
             return f"{why}{words} would make it {reached:.3f}"

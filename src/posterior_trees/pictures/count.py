@@ -38,7 +38,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from posterior_trees.measure import Paired
-from posterior_trees.pictures.regions import Regions, find_regions, otsu, owners_of
+from posterior_trees.pictures.otsu import otsu
+from posterior_trees.pictures.regions import Regions, find_regions, owners_of
 from posterior_trees.pictures.tiles import Part, TiledTree
 from posterior_trees.predictor import TreePredictor
 from posterior_trees.tree import Tree

@@ -23,7 +23,8 @@ from posterior_trees.data.decode import Stored, decode_raw
 from posterior_trees.data.imageset import to_float
 from posterior_trees.examples import evenly_spaced
 from posterior_trees.measure import Colorize, Denoise, Inpaint, Measurement, measure_each
-from posterior_trees.pictures.adjust import SLACK, Adjustment
+from posterior_trees.pictures.adjust import SLACK, Adjustment, refuse_with_digit
+from posterior_trees.pictures.digit import check_takes_digits, find_digit
 from posterior_trees.predictor import TreePredictor
 
 LUMA = (0.299, 0.587, 0.114)
@@ -51,22 +52,30 @@ def read_picture(
     resize: bool = False,
     levels: Sequence[float | int] | None = None,
     gamma: float | int = 1.0,
+    digit: bool = False,
 ) -> Float[Tensor, "1 c h w"]:
     r"""The picture in a file; `resize` cuts its centre and brings it to the size of the mask of a
-    model that has one.
+    model that has one, and `digit` finds the handwritten digit in it (`digit.py`).
 
     `levels` are the stored values (0 to 255, or to 65535) that become black and white, and `gamma`
     bends what is between: $v \mapsto \operatorname{clip}(\tfrac{v - lo}{hi - lo}, 0, 1)^\gamma$.
     A camera's 12 bits in a 16-bit file need them, and floating-point values beyond [0, 1].
     """
     adjustment = Adjustment.of(levels, gamma, invert=False)
-    return adjustment.apply(read_stored(file, predictor, resize), str(file))
+    if digit:
+        refuse_with_digit(adjustment, resize)
+    return adjustment.apply(read_stored(file, predictor, resize, digit), str(file))
 
 
 def read_stored(
-    file: str | PathLike[str], predictor: TreePredictor, resize: bool = False
+    file: str | PathLike[str],
+    predictor: TreePredictor,
+    resize: bool = False,
+    digit: bool = False,
 ) -> Stored:
     """The values in a picture file `(c, h, w)`, as many channels and pixels as the model takes."""
+    if digit:
+        check_takes_digits(predictor.measurement, predictor.channels, predictor.name)
     path, wanted = Path(file), _channels(predictor)[0]
     if wanted not in (1, 3):
         raise DataError(f"this model takes {wanted} channels, a file has 1 or 3: give a tensor")
@@ -76,6 +85,8 @@ def read_stored(
         raise DataError(f"{path} does not exist. Check the name")
     with path.open("rb") as opened:
         stored = decode_raw(opened, str(path), wanted, _mask_size(predictor) if resize else ())
+    if digit:
+        return find_digit(stored, str(path))
     _check_size(stored, predictor, str(path))
     return stored
 
@@ -182,7 +193,7 @@ def _check_size(pixels: Tensor | np.ndarray, predictor: TreePredictor, what: str
         have, want = ("×".join(map(str, s)) for s in (pixels.shape[-2:], size))
         raise ValueError(
             f"{what} is {have} (height×width), the model takes {want}: resize it to {want}, "
-            "or let `ptrees predict --resize` do it (in Python: "
+            "or let `ptrees predict --resize` do it (photographs of digits: --digit; in Python: "
             "`predictor.predict(read_picture(file, predictor, resize=True))`, from "
             "posterior_trees.pictures.picture)"
         )

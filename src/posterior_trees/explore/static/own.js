@@ -22,6 +22,7 @@ async function request(blob, title, { isSketch, hole }) {
 
 // What the reader says of a file's values; what is drawn here has ours.
 function adjustment() {
+  if ($("digit").checked) return { digit: 1 };
   const levels = [$("black").value, $("white").value];
   return { invert: Number($("invert").checked), gamma: $("gamma").value || 1,
     levels: levels.some(Boolean) ? levels.map((value) => value || "?").join(",") : "" };
@@ -32,6 +33,15 @@ function proposeAdjustment() {
   $("gamma").value = server.gamma;
   $("invert").checked = server.invert;
   $("values").open = Boolean(server.levels) || server.gamma !== 1;
+  $("digit-label").hidden = server.digit === null;
+  $("digit").checked = Boolean(server.digit);
+  $("digit").addEventListener("change", showWays);
+  showWays();
+}
+
+// In a photograph of a digit the program finds black, white and size by itself.
+function showWays() {
+  for (const name of ["invert-label", "values"]) $(name).hidden = $("digit").checked;
 }
 
 // Ask for a tree; the newest picture wins, and what comes from the paper takes the place of what

@@ -1,0 +1,250 @@
+"""A photographed digit becomes what MNIST holds, however it was photographed."""
+
+import json
+import re
+from functools import cache
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from posterior_trees import Colorize, Inpaint, Paired, Tree, TreePredictor, UNet, cli, load
+from posterior_trees.data import DataError
+from posterior_trees.demo import sample_digits
+from posterior_trees.explore.start import describe_start
+from posterior_trees.explore.upload import answer
+from posterior_trees.pictures.digit import check_takes_digits, find_digit
+from posterior_trees.pictures.picture import read_picture
+
+DIGITS = sample_digits()[:, 0].numpy()
+
+
+def photograph(
+    digit: np.ndarray,
+    zoom: int = 8,
+    place: tuple[int, int] = (60, 120),
+    size: tuple[int, int] = (400, 480),
+    light: float = 0.4,
+    noise: float = 0.03,
+    ink: float = 0.15,
+) -> np.ndarray:
+    """Dark ink on grey paper: light falls from 1 in one corner to `light` in the other."""
+    side = zoom * 28
+    large = Image.fromarray(digit).resize((side, side), Image.Resampling.BICUBIC)
+    cover = np.zeros(size)
+    cover[place[0] : place[0] + side, place[1] : place[1] + side] = np.clip(large, 0, 1)
+    down, right = np.linspace(0, 1, size[0])[:, None], np.linspace(0, 1, size[1])
+    shone = 1 - (1 - light) * (0.6 * down + 0.4 * right)
+    grains = noise * np.random.default_rng(0).standard_normal(size)
+    return to_bytes(0.8 * shone * (1 - (1 - ink) * cover) + grains)
+
+
+def to_bytes(picture: np.ndarray) -> np.ndarray:
+    return (picture.clip(0, 1) * 255).round().astype(np.uint8)[None]
+
+
+def likeness(a: np.ndarray, b: np.ndarray) -> float:
+    """The correlation of two pictures."""
+    return float(np.corrcoef(a.ravel(), b.ravel())[0, 1])
+
+
+def moved(digit: np.ndarray) -> np.ndarray:
+    """A digit of MNIST whose centre of mass is brought to the middle, by up to half a pixel."""
+    fine = np.kron(digit, np.ones((8, 8)))
+    shift = [round(8 * (14 - np.average(np.arange(28), weights=digit.sum(axis=1 - axis))))
+             for axis in (0, 1)]  # fmt: skip
+    return np.roll(fine, shift, (0, 1)).reshape(28, 8, 28, 8).mean(axis=(1, 3))
+
+
+@cache
+def found(number: int) -> np.ndarray:
+    """A sample digit, out of a plain photograph of it."""
+    return find_digit(photograph(DIGITS[number]))[0]
+
+
+# ---- the digit ----------------------------------------------------------------------------------
+
+
+def test_every_sample_digit_comes_back_from_its_photograph() -> None:
+    near = []
+    for number, digit in enumerate(DIGITS):
+        picture = photograph(digit, zoom=6 + number % 7, place=(20, 90))
+        near.append(likeness(find_digit(picture)[0], moved(digit)))
+    assert min(near) > 0.93
+    assert np.mean(near) > 0.99
+
+
+def test_a_digit_is_as_large_as_in_mnist_and_its_centre_of_mass_in_the_middle() -> None:
+    for number in range(0, 48, 4):
+        digit = found(number)
+        assert (digit.dtype, digit.shape) == (np.float32, (28, 28))
+        assert 0 == digit.min() < 0.9 < digit.max() <= 1
+        for axis in (0, 1):
+            mass = digit.sum(axis=1 - axis)
+            assert np.average(np.arange(28), weights=mass) == pytest.approx(14, abs=0.1)
+        rows, columns = np.nonzero(digit > 0.3)
+        longest = max(np.ptp(rows), np.ptp(columns)) + 1
+        assert 19 <= longest <= 21
+
+
+def test_a_digit_of_mnist_is_found_in_itself() -> None:
+    near = [likeness(find_digit(to_bytes(digit))[0], moved(digit)) for digit in DIGITS]
+    assert min(near) > 0.98
+
+
+# ---- what does not matter -----------------------------------------------------------------------
+
+CHANGES = {
+    "place": {"place": (150, 230)},
+    "size": {"zoom": 12},
+    "paper": {"size": (300, 700)},
+    "light": {"light": 1.0},
+    "strong light": {"light": 0.25},
+    "pencil": {"ink": 0.6},
+    "no noise": {"noise": 0.0},
+    "noise": {"noise": 0.06},
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_neither_place_nor_size_nor_light_nor_pen_matters(change: dict) -> None:
+    for number in range(0, 48, 6):
+        other = find_digit(photograph(DIGITS[number], **change))[0]
+        assert likeness(other, found(number)) > 0.95, number
+
+
+def test_exchanging_black_and_white_or_the_scale_of_the_values_changes_nothing() -> None:
+    for number in (1, 12, 30):
+        picture = photograph(DIGITS[number])
+        same = (255 - picture, picture * np.uint16(150), 0.5 - picture.astype(np.float32))
+        for other in same:
+            np.testing.assert_allclose(find_digit(other)[0], found(number), atol=0.02)
+
+
+def test_a_large_photograph_is_the_same_as_a_small_one() -> None:
+    large = photograph(DIGITS[3]).repeat(5, axis=1).repeat(5, axis=2)
+    assert likeness(find_digit(large)[0], found(3)) > 0.995
+
+
+def test_specks_and_what_touches_the_edge_are_not_the_digit() -> None:
+    picture = photograph(DIGITS[4])
+    picture[0, 350:353, 30:33] = picture[0, 20:22, 400:402] = 0  # dust
+    picture[0, 330:, 440:] = picture[0, :, :6] = 10  # a table, and the paper's edge
+    assert likeness(find_digit(picture)[0], found(4)) > 0.95
+
+
+# ---- what is no digit ---------------------------------------------------------------------------
+
+
+def test_blank_paper_is_said_to_be_blank() -> None:
+    with pytest.raises(DataError, match=r"a\.jpg is blank: all its pixels are 90"):
+        find_digit(np.full((1, 40, 50), 90, np.uint8), "a.jpg")
+    paper = photograph(np.zeros((28, 28), np.float32), noise=0.03)
+    with pytest.raises(DataError, match=r"a\.jpg looks blank: .* by \d\.\d standard .* 4 or more"):
+        find_digit(paper, "a.jpg")
+
+
+def test_ink_all_around_is_not_taken_for_a_digit() -> None:
+    picture = photograph(DIGITS[4])
+    picture[0, :20] = picture[0, -20:] = picture[0, :, :20] = 5
+    with pytest.raises(DataError, match=r"a\.jpg: .* ink is on \d+% of the picture's edge"):
+        find_digit(picture, "a.jpg")
+
+
+def test_a_dot_is_too_small_for_a_digit() -> None:
+    picture = np.full((1, 200, 300), 200, np.uint8)
+    picture[0, 90:95, 100:103] = 10
+    with pytest.raises(
+        DataError, match=r"the ink is \d pixels long in a picture of 200×300, .* 8 "
+    ):
+        find_digit(picture, "a.jpg")
+
+
+@pytest.mark.parametrize(
+    ("measurement", "channels", "words"),
+    [
+        (Inpaint.box((0, 7), (0, 7), (16, 20)), 1, "predicts 16×20 in grey: .*--resize"),
+        (Inpaint.box((0, 7), (0, 7), (28, 28)), 3, "predicts 28×28 in colour: "),
+        (Colorize(), 3, "predicts pictures of any size in colour: leave --digit out"),
+        (Paired(1, 1), 1, "predicts pictures of any size in grey: leave --digit out"),
+    ],
+)
+def test_other_models_are_refused_with_what_they_take(measurement, channels, words: str) -> None:
+    with pytest.raises(DataError, match=f"28×28, as `digits` does; my_model {words}"):
+        check_takes_digits(measurement, channels, "my_model")
+
+
+# ---- the commands -------------------------------------------------------------------------------
+
+
+def test_the_tree_of_a_photograph_is_that_of_its_digit(tmp_path: Path) -> None:
+    """A digit of which few rows are visible may grow another tree by half a pixel, or less."""
+    model, near = load("digits", device="cpu"), []
+    for number in range(0, 48, 3):
+        file = tmp_path / f"{number}.png"
+        Image.fromarray(photograph(DIGITS[number])[0]).save(file)
+        root = model.predict(read_picture(file, model, digit=True)).root
+        want = model.predict(torch.from_numpy(moved(DIGITS[number])).float()).root
+        near.append(likeness(root.numpy(), want.numpy()))
+    assert min(near) > 0.8
+    assert np.mean(near) > 0.95
+
+
+def test_both_commands_find_the_digit_in_a_photograph(tmp_path: Path, capsys) -> None:
+    picture = Image.fromarray(photograph(DIGITS[8])[0]).convert("RGB")
+    exif = Image.Exif()
+    exif[0x0112] = 6  # the camera lay on its side: turn it clockwise to see it upright
+    picture.transpose(Image.Transpose.ROTATE_90).save(tmp_path / "a.jpg", quality=90, exif=exif)
+    words = [str(tmp_path / "a.jpg"), "--digit"]
+    cli.main(["predict", "digits", *words, "--out", str(tmp_path / "out")])
+    taken = np.asarray(Image.open(tmp_path / "out" / "a" / "picture.png")) / 255
+    assert likeness(taken, found(8)) > 0.95
+    cli.main(["explore", "digits", *words, "--save", str(tmp_path / "page.html")])
+    said = capsys.readouterr()
+    assert said.err == ""
+    text = re.search(r'id="trees">(.*?)</script>', (tmp_path / "page.html").read_text("utf-8"))
+    assert text is not None
+    (example,) = json.loads(text[1])["examples"]
+    assert example["resized"] == "the digit found in 400×480 (height×width)"
+    assert example["truth"]
+
+
+@pytest.mark.parametrize("command", ["predict", "explore"])
+def test_nothing_else_is_done_to_a_photographed_digit(command: str, tmp_path: Path, capsys) -> None:
+    place = ["--out" if command == "predict" else "--save", str(tmp_path / "out")]
+    words = [command, "digits", "a.jpg", "--digit", *place]
+    for options in (["--invert"], ["--levels", "9", "99"], ["--gamma", "2"]):
+        with pytest.raises(SystemExit):
+            cli.main([*words, *options])
+        fix = f"--digit finds ink, paper and size by itself: leave {options[0]} out"
+        assert fix in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        cli.main([command, "cells", "a.jpg", "--digit", *place])
+    assert "predicts pictures of any size in grey: leave --digit out" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_predict_does_not_resize_a_photographed_digit_too(tmp_path: Path, capsys) -> None:
+    words = ["predict", "digits", "a.jpg", "--digit", "--resize", "--out", str(tmp_path / "out")]
+    with pytest.raises(SystemExit):
+        cli.main(words)
+    assert "by itself: leave --resize out" in capsys.readouterr().err
+
+
+def test_a_digit_that_does_not_fit_is_not_told_to_exchange_black_and_white(tmp_path: Path) -> None:
+    hole = Inpaint.box((0, 19), (0, 27), (28, 28))
+    model = TreePredictor(UNet(1, 1, 2, width=4), hole, branching=2, depth=1, channels=1,
+                          multiple=16, about={"input_brightness": [0.9, 1.0]})  # fmt: skip
+    stream, heard = BytesIO(), []
+    Image.fromarray(photograph(DIGITS[8])[0]).save(stream, "PNG")
+    note = answer(model, stream.getvalue(), "a", digit=True).note
+    assert "Is it one digit, upright" in note
+    assert "--invert" not in note
+    (tmp_path / "a.png").write_bytes(stream.getvalue())
+    (example,) = describe_start(model, [tmp_path / "a.png"], digit=True, warn=heard.append)
+    assert heard == [f"{tmp_path / 'a.png'}: {note}"]
+    assert example["note"] == note
+    assert isinstance(model.predict(read_picture(tmp_path / "a.png", model, digit=True)), Tree)
