@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageDraw
 
 from posterior_trees import Colorize, Inpaint, Paired, Tree, TreePredictor, UNet, cli, load
 from posterior_trees.data import DataError
@@ -93,6 +93,25 @@ def test_a_digit_is_as_large_as_in_mnist_and_its_centre_of_mass_in_the_middle() 
 def test_a_digit_of_mnist_is_found_in_itself() -> None:
     near = [likeness(find_digit(to_bytes(digit))[0], moved(digit)) for digit in DIGITS]
     assert min(near) > 0.98
+
+
+def drawn_seven(pen: int) -> np.ndarray:
+    """A seven of two straight strokes, 240 pixels high, by a pen of so many pixels."""
+    paper = Image.new("L", (420, 420), 215)
+    corners = [(120, 90), (290, 90), (190, 330)]
+    ImageDraw.Draw(paper).line(corners, fill=40, width=pen, joint="curve")
+    return np.asarray(paper)[None]
+
+
+def test_a_thin_pen_writes_what_a_thick_one_does() -> None:
+    """A ballpoint's strokes are a hundredth of a digit's height, MNIST's about a tenth."""
+    thick = find_digit(drawn_seven(20))[0]
+    for pen in (2, 3, 5, 10):
+        digit = find_digit(drawn_seven(pen))[0]
+        assert likeness(digit, thick) > 0.88
+        assert 0.8 < digit.sum() / thick.sum() < 1.1
+    # … and what is thick enough stays as it is
+    assert find_digit(drawn_seven(30))[0].sum() > 1.15 * thick.sum()
 
 
 # ---- what does not matter -----------------------------------------------------------------------
