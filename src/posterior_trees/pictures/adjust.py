@@ -138,7 +138,7 @@ def describe_misfit(
         f"brightness is {mean:.3f}, in training it was {low:.3f} to {high:.3f}. "
     )
     if is_digit:
-        return f"{why}Is it one digit, upright, its strokes a tenth as wide as it is high?"
+        return f"{why}Is it one digit, and upright?"
     for words, other in _remedies(stored, done):
         if fits(reached := brightness(other)):
             return f"{why}{words} would make it {reached:.3f}"
