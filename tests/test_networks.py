@@ -403,10 +403,12 @@ def test_zeros_that_align_the_channels_change_nothing(
     monkeypatch.setattr(unet, "is_fast_dense", lambda _: True)
     monkeypatch.setattr(unet, "is_half", lambda _: True)
     monkeypatch.setattr(unet, "SMALL", small)
-    join, odd = UpConv.joined, []
+    join, forms = UpConv.joined, []
 
     def joined(*given) -> Tensor:
-        odd.append((maps := join(*given)).shape[1] % 8)
+        maps = join(*given)
+        is_last = maps.is_contiguous(memory_format=torch.channels_last)
+        forms.append((maps.shape[1] % 8, is_last))
         return maps
 
     monkeypatch.setattr(UpConv, "joined", joined)
@@ -414,6 +416,6 @@ def test_zeros_that_align_the_channels_change_nothing(
     for got, wanted in zip(run(), expected, strict=True):
         torch.testing.assert_close(got, wanted)
     assert seen == [widest]
-    assert odd == ([0, 0] if small else [])
+    assert forms == ([(0, True)] * 2 if small else [])
     folded = fold(network)
     torch.testing.assert_close(folded(y).images, expected[0])

@@ -1,5 +1,6 @@
 """The paper's U-Net: one shared encoder, and one decoder per leaf or one for all (App. A.1)."""
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -171,13 +172,16 @@ class UpConv(LeafConv):
     def joined(
         self, features: Float[Tensor, "b c1 h w"], skip: Float[Tensor, "b c2 h2 w2"]
     ) -> Float[Tensor, "b c4 h2 w2"]:
-        """The enlarged features and the skip maps, dealt out, without what fills their `room`; with
-        zeros up to a multiple of eight channels where GPUs would add them."""
+        """The enlarged features and the skip maps, dealt out, without what fills their `room`. For
+        GPUs in their order, and with zeros up to a multiple of eight channels, which else are
+        passes of their own."""
         below = features[:, : self.in_channels - self.out_channels]
         enlarged = F.interpolate(below, scale_factor=2)
         maps = deal(enlarged, skip[:, : self.out_channels], self.groups)
         extra = -maps.shape[1] % 8 if is_half(maps) else 0
-        return F.pad(maps, (0, 0, 0, 0, 0, extra)) if extra else maps
+        maps = F.pad(maps, (0, 0, 0, 0, 0, extra)) if extra else maps
+        is_for_gpu = is_fast_dense(maps)
+        return maps.contiguous(memory_format=torch.channels_last) if is_for_gpu else maps
 
     def without_joining(
         self, features: Float[Tensor, "b c1 h w"], skip: Float[Tensor, "b c2 h2 w2"]
