@@ -260,7 +260,7 @@ def test_a_digit_that_does_not_fit_is_not_told_to_exchange_black_and_white(tmp_p
     stream, heard = BytesIO(), []
     Image.fromarray(photograph(DIGITS[8])[0]).save(stream, "PNG")
     note = answer(model, stream.getvalue(), "a", digit=True).note
-    assert "Is it one digit, upright" in note
+    assert "Is it one digit, and upright?" in note
     assert "--invert" not in note
     (tmp_path / "a.png").write_bytes(stream.getvalue())
     (example,) = describe_start(model, [tmp_path / "a.png"], digit=True, warn=heard.append)
