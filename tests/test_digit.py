@@ -17,6 +17,7 @@ from posterior_trees.demo import sample_digits
 from posterior_trees.explore.start import describe_start
 from posterior_trees.explore.upload import answer
 from posterior_trees.pictures.digit import check_takes_digits, find_digit
+from posterior_trees.pictures.doubt import describe_doubt
 from posterior_trees.pictures.picture import read_picture
 
 DIGITS = sample_digits()[:, 0].numpy()
@@ -155,6 +156,23 @@ def test_specks_and_what_touches_the_edge_are_not_the_digit() -> None:
     assert likeness(find_digit(picture)[0], found(4)) > 0.95
 
 
+def test_a_blot_far_away_is_not_the_digits_and_a_bar_close_by_is() -> None:
+    picture = photograph(DIGITS[4])
+    picture[0, 360:372, 20:32] = 10  # a tenth of the digit's size
+    assert likeness(find_digit(picture)[0], found(4)) > 0.95
+    five = Image.new("L", (300, 300), 220)
+    pen = ImageDraw.Draw(five)
+    pen.line([(120, 100), (120, 150), (170, 170), (165, 210), (115, 215)], fill=20, width=14)
+    alone = find_digit(np.asarray(five)[None])[0]
+    pen.line([(140, 85), (200, 80)], fill=20, width=14)
+    assert likeness(find_digit(np.asarray(five)[None])[0], alone) < 0.9
+
+
+def test_a_digit_close_to_the_edge_is_the_same_digit() -> None:
+    far, near = drawn_seven(3), drawn_seven(3)[:, 84:, 114:]
+    assert likeness(find_digit(near)[0], find_digit(far)[0]) > 0.95
+
+
 # ---- what is no digit ---------------------------------------------------------------------------
 
 
@@ -162,7 +180,7 @@ def test_blank_paper_is_said_to_be_blank() -> None:
     with pytest.raises(DataError, match=r"a\.jpg is blank: all its pixels are 90"):
         find_digit(np.full((1, 40, 50), 90, np.uint8), "a.jpg")
     paper = photograph(np.zeros((28, 28), np.float32), noise=0.03)
-    with pytest.raises(DataError, match=r"a\.jpg looks blank: .* by \d\.\d standard .* 4 or more"):
+    with pytest.raises(DataError, match=r"a\.jpg: no digit found. .* \d\.\d standard .* 4 or more"):
         find_digit(paper, "a.jpg")
 
 
@@ -171,6 +189,38 @@ def test_ink_all_around_is_not_taken_for_a_digit() -> None:
     picture[0, :20] = picture[0, -20:] = picture[0, :, :20] = 5
     with pytest.raises(DataError, match=r"a\.jpg: .* ink is on \d+% of the picture's edge"):
         find_digit(picture, "a.jpg")
+
+
+HOLE = Inpaint.box((0, 19), (0, 27), (28, 28))
+
+
+def test_digits_raise_no_doubt() -> None:
+    assert {describe_doubt(digit[None], HOLE) for digit in DIGITS} == {""}
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "words"),
+    [
+        ((4, 24), (4, 24), "strokes are 1. of 28 pixels wide, those of digits up to 5"),
+        ((4, 18), (12, 15), "nothing of the digit is where the model looks"),
+    ],
+)
+def test_what_is_no_digit_raises_doubt(rows, columns, words: str) -> None:
+    digit = np.zeros((1, 28, 28), np.float32)
+    digit[0, slice(*rows), slice(*columns)] = 1
+    assert re.search(words, describe_doubt(digit, HOLE))
+
+
+def test_two_digits_raise_doubt_and_are_warned_of(tmp_path: Path, capsys) -> None:
+    picture = photograph(DIGITS[4], zoom=6, place=(100, 20))
+    second = photograph(DIGITS[9], zoom=6, place=(100, 20))
+    picture[:, :, 240:] = second[:, :, :240]
+    Image.fromarray(picture[0]).save(tmp_path / "a.png")
+    words = [str(tmp_path / "a.png"), "--digit"]
+    cli.main(["predict", "digits", *words, "--out", str(tmp_path / "out")])
+    assert "a.png: the ink has large parts side by side" in capsys.readouterr().err
+    cli.main(["explore", "digits", *words, "--save", str(tmp_path / "page.html")])
+    assert "a.png: the ink has large parts side by side" in capsys.readouterr().err
 
 
 def test_a_dot_is_too_small_for_a_digit() -> None:

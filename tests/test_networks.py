@@ -375,6 +375,15 @@ def test_backbone_parameters_of_head_are_called_head():
         assert "head" in names
 
 
+def test_joined_maps_stay_in_half_precision(monkeypatch):
+    """Where CUDA casts by itself it enlarges in float32; kernels are for half precision."""
+    enlarge = F.interpolate
+    monkeypatch.setattr(F, "interpolate", lambda x, **options: enlarge(x.float(), **options))
+    layer = UpConv(18, 6, 3, padding=1, groups=3)
+    below, skip = noise(2, 12, 3, 4, dtype=torch.bfloat16), noise(2, 6, 6, 8, dtype=torch.bfloat16)
+    assert layer.joined(below, skip).dtype == torch.bfloat16
+
+
 @pytest.mark.parametrize("small", [0, math.inf])
 @pytest.mark.parametrize(
     ("leaves", "width", "is_disjoint", "widest"),

@@ -143,9 +143,9 @@ def test_in_half_precision_by_channels_it_is_the_same_network(monkeypatch) -> No
     torch.testing.assert_close(found.log_probs.exp(), expected.log_probs.exp(), rtol=0, atol=0.03)
 
 
-def test_compiled_it_grows_the_same_trees() -> None:
+def test_made_for_prediction_it_grows_the_same_trees() -> None:
     plain = make_predictor()
-    torch.compiler.set_stance("force_eager")  # the compiler's own tests are not ours
+    torch.compiler.set_stance("force_eager")  # what the compiler does to it is for the next test
     try:
         y = plain.measure(torch.rand(2, 3, 12, 12, generator=seeded()))
         found, expected = plain.compile()(y), plain(y)
@@ -184,8 +184,8 @@ def test_a_recipe_can_ask_for_it() -> None:
 
 
 def test_it_has_no_disjoint_decoders() -> None:
-    with pytest.raises(RecipeError, match=r"set network\.decoder = 'shared'"):
-        build_predictor(make_recipe(*RESIDUAL))
+    with pytest.raises(RecipeError, match=r'set network\.decoder="shared"'):
+        make_recipe(*RESIDUAL)
     build_predictor(make_recipe(*RESIDUAL, "tree.depth=0"))  # one leaf has one decoder
 
 

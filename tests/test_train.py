@@ -421,6 +421,19 @@ def test_moments_come_back_in_the_order_of_their_weights(recipe):
         assert optimizer.state[parameter]["step"] == 1
 
 
+def test_moments_of_other_weights_are_refused(recipe):
+    chosen = recipe()
+    network = build_predictor(chosen).network
+    optimizer = make_optimizer(chosen, network, torch.device("cpu"))
+    sum(p.square().sum() for p in network.parameters()).backward()
+    optimizer.step()
+    slots = {str(n): dict(s) for n, s in optimizer.state_dict()["state"].items()}
+    load_slots(optimizer, slots)  # its own fit
+    slots["0"], slots["1"] = slots["1"], slots["0"]
+    with pytest.raises(ValueError, match="another version wrote this run"):
+        load_slots(optimizer, slots)
+
+
 def test_only_weights_before_a_normalisation_decay(recipe):
     """Not norms, not biases, and not the last layers: images and logits would shrink."""
     chosen = recipe("optimizer.weight_decay=0.1", "optimizer.lr=0.5", "optimizer.head_lr=0.25")

@@ -69,11 +69,6 @@ def build_network(recipe: Recipe, in_channels: int) -> UNet | ResidualUNet:
         return UNet(
             *ends, steps=spec.steps, doublings=spec.doublings, is_disjoint=is_disjoint, **shared
         )
-    if spec.decoder == "disjoint" and num_leaves > 1:
-        raise RecipeError(
-            "network.kind 'residual' has one decoder for all leaves; "
-            "set network.decoder = 'shared', or network.kind = 'unet'"
-        )
     return ResidualUNet(
         *ends,
         multipliers=spec.multipliers,

@@ -35,6 +35,7 @@ from posterior_trees.figure import save_figure
 from posterior_trees.pictures.adjust import Adjustment, describe_misfit, refuse_with_digit
 from posterior_trees.pictures.album import Shown, make_album
 from posterior_trees.pictures.digit import check_takes_digits
+from posterior_trees.pictures.doubt import describe_doubt
 from posterior_trees.pictures.hidden import shows_hidden
 from posterior_trees.pictures.picture import read_stored
 from posterior_trees.pictures.tiles import OVERLAP, TILE, needs_tiles, predict_tiled
@@ -135,8 +136,9 @@ def _read(
     def see(other: Tensor) -> Tensor:
         return predictor.measurement.observe(other.to(predictor.device))
 
-    if misfit := describe_misfit(stored, adjustment, predictor, see, digit):
-        warn(f"{file}: {misfit}")
+    doubt = describe_doubt(stored, predictor.measurement) if digit else ""
+    if doubt or (doubt := describe_misfit(stored, adjustment, predictor, see, digit)):
+        warn(f"{file}: {doubt}")
     return pixels
 
 

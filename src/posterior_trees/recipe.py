@@ -184,6 +184,12 @@ def _check_together(recipe: Recipe) -> None:
             "gradients are scaled until the optimiser has them, and cannot be clipped. Use "
             "training.precision=bf16-mixed or 32-true, or optimizer.clip=0"
         )
+    is_disjoint = recipe.tree.depth > 0 and recipe.network.decoder == "disjoint"
+    if recipe.network.kind == "residual" and is_disjoint:
+        raise RecipeError(
+            'network.kind "residual" has one decoder for all leaves: set network.decoder="shared", '
+            'or network.kind="unet"'
+        )
     if recipe.measurement.kind == "paired" and recipe.data.kind not in ("pairs", "edges"):
         raise RecipeError('measurement.kind "paired" needs data.kind "pairs" or "edges"')
 

@@ -58,7 +58,7 @@ class NetworkSpec:
     multipliers: tuple[int, ...] = (1, 2, 3, 4)  # residual: channels of each level, over `width`
     blocks: int = 2  # residual: blocks of each level on the way down; one more on the way up
     attention: tuple[int, ...] = (2, 3)  # residual: levels, from 0, in which all pixels meet
-    padding: str = "reflect"  # or "zeros": how images are padded to a multiple of 2^steps
+    padding: str = "reflect"  # or "zeros": how images are padded to sides that can be halved
     head_layers: int = 3
     head_norm: str = "layer"  # or "batch", the paper's
     is_head_detached: bool = False  # True: the head's gradient does not enter the decoder

@@ -32,6 +32,7 @@ from posterior_trees.measure import (
 )
 from posterior_trees.pictures.adjust import Adjustment, describe_misfit, refuse_with_digit
 from posterior_trees.pictures.digit import check_takes_digits, find_digit
+from posterior_trees.pictures.doubt import describe_doubt
 from posterior_trees.pictures.hidden import lacks_colour
 from posterior_trees.tree import Tree
 
@@ -98,6 +99,8 @@ def answer(
     else:
         _check_pixels(hole, "the hole", limits or Limits())
         made = predict_with_hole(predictor, pixels, hole, degrade=degrade)
+    if not made.note and digit:
+        made = made._replace(note=describe_doubt(stored, predictor.measurement))
     if not made.note:
         note = describe_misfit(stored, adjustment, predictor,
                                lambda other: measure(predictor, other, degrade),

@@ -23,8 +23,10 @@ STEPS = 4
 
 
 SMALL = 10**8
-"""Pixels of a batch times the square of a map's channels, the same at all resolutions, up to which
-launching counts: 42 million for 32 digits by the paper's network, ten billion for 32 photos."""
+"""Pixels of a batch times the square of a map's channels up to which a launch is taken to cost more
+than products: 42 million for 32 digits by the paper's network (a convolution took 12 µs there,
+whatever it computed), eleven billion for 32 photos of 256×256 with c_init = 8. Where exactly they
+meet was not measured."""
 
 
 class UNet(nn.Module):
@@ -147,8 +149,8 @@ class UpConv(LeafConv):
     On CUDA neither the upsampled nor the joined map of large images is ever made: a 3×3 convolution
     of an image enlarged twice by nearest neighbours is a transposed 4×4 convolution of the small
     one, with 4 instead of 9 products per pixel, and the convolution of two joined maps is the sum
-    of theirs. For small ones (`SMALL`) two convolutions, and four on the way back, take longer than
-    the products they save.
+    of theirs. Small ones (`SMALL`) are joined: one convolution, and two on the way back, in place
+    of two and four.
     """
 
     def forward(  # ty: ignore[incompatible-method-override]
@@ -159,11 +161,11 @@ class UpConv(LeafConv):
     def with_sums(  # ty: ignore[incompatible-method-override]
         self, features: Float[Tensor, "b c1 h w"], skip: Float[Tensor, "b c2 h2 w2"]
     ) -> tuple[Float[Tensor, "b c3 h2 w2"], Float[Tensor, "b parts 2 c3"] | None]:
-        if not is_fast_dense(features) or self.is_small(skip):
-            return super().with_sums(self.joined(features, skip))
         if is_worth_it(self.weight, self.groups, features, skip):
             return convolve_up(features, skip, self.weight, self.groups)
-        return self.without_joining(features, skip), None
+        if is_fast_dense(features) and not self.is_small(skip):
+            return self.without_joining(features, skip), None
+        return super().with_sums(self.joined(features, skip))
 
     def is_small(self, skip: Float[Tensor, "b c2 h2 w2"]) -> bool:
         b, _, h, w = skip.shape
@@ -176,7 +178,7 @@ class UpConv(LeafConv):
         GPUs in their order, and with zeros up to a multiple of eight channels, which else are
         passes of their own."""
         below = features[:, : self.in_channels - self.out_channels]
-        enlarged = F.interpolate(below, scale_factor=2)
+        enlarged = F.interpolate(below, scale_factor=2).to(skip.dtype)  # autocast makes float32
         maps = deal(enlarged, skip[:, : self.out_channels], self.groups)
         extra = -maps.shape[1] % 8 if is_half(maps) else 0
         maps = F.pad(maps, (0, 0, 0, 0, 0, extra)) if extra else maps

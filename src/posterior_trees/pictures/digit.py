@@ -5,7 +5,8 @@ r"""A photograph or a scan of one handwritten digit becomes what MNIST holds: wh
    pulls such a surface no more than any other pixel does.
 2. *Ink.* Otsu's threshold parts $g - p$, a little smoothed, into two sides. The rarer one is ink,
    dark on light or light on dark. What touches the edge of the picture (a table, a line of the
-   paper) goes unless nothing else is there, and so do specks.
+   paper) goes unless nothing else is there, and so do specks, and small parts far from the largest
+   one (a blot, a page number).
 3. *Strength.* Light falls unevenly on ink too: at full strength its $|g - p|$ is a plane $q$, which
    is above nine tenths of the ink. The digit is
 
@@ -15,7 +16,7 @@ r"""A photograph or a scan of one handwritten digit becomes what MNIST holds: wh
    at the ink and close to it, and 0 elsewhere; the $\frac32$ makes soft edges sharper. Neither
    another brightness or contrast nor the exchange of black and white changes $v$.
 4. *Pen.* MNIST's were thick. Strokes of a mean width (two times the ink over its edge) below 8 % of
-   the digit's longer side, as thin as the thinnest in twenty of MNIST's, are thickened to that.
+   the digit's longer side, as thin as the thinnest in twenty of the sample digits, are thickened.
 5. *Size and place*, as MNIST has them (LeCun et al., 1998): the longer side of the box around the
    ink becomes 20 pixels, by area averaging and with its aspect kept, and the centre of mass comes
    to the middle of 28×28. MNIST's centres are there but for up to half a pixel, because it moves
@@ -49,6 +50,10 @@ SMOOTH = 200
 """Ink and paper are told apart by means over squares of a 200th of the longer side."""
 SPECK = 0.02
 """Parts with a smaller share of the largest one's pixels are specks."""
+FAR = 0.25
+"""Parts that are smaller than half the largest one and farther from it, in units of its longer
+side, are none of the digit's."""
+MARGINS = "Crop the picture to the paper, with plain paper on all sides of the digit"
 SMALLEST = 8
 """Pixels of the longer side of the ink; with fewer nobody can tell."""
 CLEAR = 4.0
@@ -88,8 +93,8 @@ def find_digit(stored: Stored, name: str = "the picture") -> Float[np.ndarray, "
     strength = strength.clamp(min=even[ink].median().item() / 2)  # a plane may go below 0 far away
     covered = (0.5 + EDGE * (even / strength - 0.5)).clamp(0, 1)
     digit = covered * _grow(ink, math.ceil(side / BOX / 2))
-    margin = max(0, round((THIN * side - _stroke_width(ink)) / 2))
-    return _place(_thicken(digit, margin), side + 2 * margin)[None]
+    margin = max(0, round((THIN * side - stroke_width(ink)) / 2))
+    return _place(_thicken(F.pad(digit, (margin,) * 4), margin), side + 2 * margin)[None]
 
 
 def takes_digits(measurement: Measurement, channels: int) -> bool:
@@ -154,22 +159,23 @@ def _find_ink(even: Float[Tensor, "h w"], name: str) -> tuple[Bool[Tensor, "h w"
     paper = smooth[~ink]
     spread = 1.4826 * (paper - paper.median()).abs().median()
     clear = ((smooth[ink].median() - paper.median()).abs() / spread.clamp(min=1e-6)).item()
-    if clear < CLEAR:
+    if not clear >= CLEAR:
         raise DataError(
-            f"{name} looks blank: what stands out does so by {clear:.1f} standard deviations of "
-            f"the paper, ink by {CLEAR:g} or more. Come closer, or use a stronger pen"
+            f"{name}: no digit found. What stands out does so by {clear:.1f} standard deviations "
+            f"of the rest, ink by {CLEAR:g} or more. {MARGINS}"
         )
     border = torch.cat([ink[0], ink[-1], ink[1:-1, 0], ink[1:-1, -1]]).double().mean().item()
     if border > 0.5:
         raise DataError(
             f"{name}: what looks like ink is on {border:.0%} of the picture's edge; it may be "
-            "on 50%. Leave plain paper on all sides of the digit"
+            f"on 50%. {MARGINS}"
         )
-    return _drop_specks(ink), sign
+    return _find_parts(ink), sign
 
 
-def _drop_specks(ink: Bool[Tensor, "h w"]) -> Bool[Tensor, "h w"]:
-    """Without small parts, and without what touches the edge unless only specks do not."""
+def _find_parts(ink: Bool[Tensor, "h w"]) -> Bool[Tensor, "h w"]:
+    """The largest part, which touches the edge only if nothing but specks does not, and those near
+    to it or nearly as large."""
     labels = label(ink)
     pixels = F.pad(sizes(labels), (1, 0))
     inside = pixels.clone()
@@ -177,16 +183,29 @@ def _drop_specks(ink: Bool[Tensor, "h w"]) -> Bool[Tensor, "h w"]:
         inside[edge] = 0
     if inside.max() > SPECK * pixels.max():
         pixels = inside
+    main = int(pixels.argmax())
+    low, high = _box(labels == main)
+    far = FAR * int((high - low).max())
+    for part in (pixels > SPECK * pixels.max()).nonzero().flatten().tolist():
+        if pixels[part] < pixels[main] / 2:
+            first, last = _box(labels == part)
+            pixels[part] *= int(torch.maximum(first - high, low - last).max()) <= far
     return (pixels > SPECK * pixels.max())[labels]
+
+
+def _box(part: Bool[Tensor, "h w"]) -> tuple[Tensor, Tensor]:
+    """First and last row and column."""
+    places = part.nonzero()
+    return places.amin(dim=0), places.amax(dim=0)
 
 
 def _longer_side(ink: Bool[Tensor, "h w"]) -> int:
     """Of the box around the ink."""
-    places = ink.nonzero()
-    return int((places.amax(dim=0) - places.amin(dim=0)).max()) + 1
+    low, high = _box(ink)
+    return int((high - low).max()) + 1
 
 
-def _stroke_width(ink: Bool[Tensor, "h w"]) -> float:
+def stroke_width(ink: Bool[Tensor, "h w"]) -> float:
     """The mean width of strokes in pixels: a long one has an edge on either side."""
     edge = ink & _grow(~ink, 1)
     return 2 * ink.sum().item() / max(edge.sum().item(), 1)
@@ -198,8 +217,11 @@ def _grow(ink: Bool[Tensor, "h w"], margin: int) -> Bool[Tensor, "h w"]:
 
 
 def _thicken(digit: Float[Tensor, "h w"], margin: int) -> Float[Tensor, "h w"]:
-    """The largest value within a margin of each pixel."""
-    return F.max_pool2d(digit[None], 2 * margin + 1, stride=1, padding=margin)[0]
+    """The largest value within a margin of each pixel, along columns and along rows."""
+    for size in ((2 * margin + 1, 1), (1, 2 * margin + 1)):
+        padding = tuple(side // 2 for side in size)
+        digit = F.max_pool2d(digit[None], size, stride=1, padding=padding)[0]
+    return digit
 
 
 def _place(digit: Float[Tensor, "h w"], side: int) -> Float[np.ndarray, "28 28"]:

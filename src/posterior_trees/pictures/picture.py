@@ -24,7 +24,7 @@ from posterior_trees.data.imageset import to_float
 from posterior_trees.examples import evenly_spaced
 from posterior_trees.measure import Colorize, Denoise, Inpaint, Measurement, measure_each
 from posterior_trees.pictures.adjust import SLACK, Adjustment, refuse_with_digit
-from posterior_trees.pictures.digit import check_takes_digits, find_digit
+from posterior_trees.pictures.digit import check_takes_digits, find_digit, takes_digits
 from posterior_trees.predictor import TreePredictor
 
 LUMA = (0.299, 0.587, 0.114)
@@ -191,9 +191,11 @@ def _check_size(pixels: Tensor | np.ndarray, predictor: TreePredictor, what: str
     size = _mask_size(predictor)
     if size and tuple(pixels.shape[-2:]) != size:
         have, want = ("×".join(map(str, s)) for s in (pixels.shape[-2:], size))
+        takes = takes_digits(predictor.measurement, predictor.channels)
+        find = "for a photograph or a scan of a digit use `ptrees predict --digit`; else "
         raise ValueError(
-            f"{what} is {have} (height×width), the model takes {want}: resize it to {want}, "
-            "or let `ptrees predict --resize` do it (photographs of digits: --digit; in Python: "
-            "`predictor.predict(read_picture(file, predictor, resize=True))`, from "
-            "posterior_trees.pictures.picture)"
+            f"{what} is {have} (height×width), the model takes {want}: {find if takes else ''}"
+            f"resize it to {want}, or let `ptrees predict --resize` do it (in Python: "
+            f"`predictor.predict(read_picture(file, predictor, {'digit' if takes else 'resize'}="
+            "True))`, from posterior_trees.pictures.picture)"
         )

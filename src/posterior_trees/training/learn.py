@@ -134,8 +134,8 @@ class Learner:
         is_guided: Tensor,
         *wins: Tensor,
     ) -> tuple[Tensor, Tensor, Objective]:
-        """What the optimiser lowers, sums for `health`, and each image's part. Compiled as one
-        function: what a loss does with a batch of numbers takes longer to launch than to run."""
+        """What the optimiser lowers, sums for `health`, and each image's part, without gradients.
+        Compiled as one function: each of its small steps would be a launch of its own."""
         factors = handicaps(wins[0], self.predictor.branching, wins[1]) if wins else None
         tree = self.predictor.assemble(leaves, y)
         spec, usual, guide, apart = self.recipe.loss, None, None, None
@@ -147,7 +147,8 @@ class Learner:
             apart = errors_regarded(tree, x, spec.focus, spec.is_by_shape)
         loss = objective(tree, x, epsilon, factors, spec.rate, usual, guide, apart)
         total = loss.total(self.beta, self._mean(loss.root.mean()))
-        return (weights * total).mean(), self.health.sum(loss), loss
+        noted = loss._replace(squared=loss.squared.detach(), nll=loss.nll.detach())
+        return (weights * total).mean(), self.health.sum(loss), noted
 
     @torch.no_grad()
     def seed(

@@ -118,5 +118,11 @@ def load_slots(optimizer: torch.optim.Optimizer, slots: dict[Any, dict[str, Any]
     optimizer.load_state_dict({"state": numbered, "param_groups": groups})
     for parameter, slot in optimizer.state.items():
         for name, values in slot.items():
-            if isinstance(values, Tensor) and values.shape == parameter.shape:
+            if isinstance(values, Tensor) and values.ndim:
+                if values.shape != parameter.shape:
+                    raise ValueError(
+                        f"the saved optimiser has {name} of {tuple(values.shape)} for a weight of "
+                        f"{tuple(parameter.shape)}: another version wrote this run. Continue it "
+                        "with that one, or begin anew in another --out folder"
+                    )
                 slot[name] = torch.empty_like(parameter, dtype=values.dtype).copy_(values)
