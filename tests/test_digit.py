@@ -290,6 +290,11 @@ def test_nothing_else_is_done_to_a_photographed_digit(command: str, tmp_path: Pa
             cli.main([*words, *options])
         fix = f"--digit finds ink, paper and size by itself: leave {options[0]} out"
         assert fix in capsys.readouterr().err
+    if command == "explore":
+        Image.fromarray(photograph(DIGITS[8])[0]).save(tmp_path / "a.png")
+        with pytest.raises(SystemExit):
+            cli.main([command, "digits", str(tmp_path / "a.png"), "--digit", "--measured", *place])
+        assert "leave --measured out" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         cli.main([command, "cells", "a.jpg", "--digit", *place])
     assert "predicts pictures of any size in grey: leave --digit out" in capsys.readouterr().err

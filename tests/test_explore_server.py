@@ -255,10 +255,11 @@ def test_a_digit_is_looked_for_only_where_the_model_is_of_digits() -> None:
     assert one.sum(axis=0).max() == pytest.approx(20, abs=0.1)
     assert one.sum(axis=1).max() == pytest.approx(4, abs=0.1)
     for app, query, words in (
-        (make_app(make_predictor()), "digit=1", "predicts 8×8 in grey: leave --digit out"),
-        (make_app(digits), "digit=1&invert=1", "by itself: leave --invert out"),
+        (make_app(make_predictor()), "&degrade=1", "predicts 8×8 in grey: leave --digit out"),
+        (make_app(digits), "&degrade=1&invert=1", "by itself: leave --invert out"),
+        (make_app(digits), "", "by itself: leave --measured out"),
     ):
-        response = post(app, png(photo), query)
+        response = post(app, png(photo), f"digit=1{query}")
         assert response.status_code == 422
         assert words in response.json()["error"]
 

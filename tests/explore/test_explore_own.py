@@ -89,7 +89,7 @@ def test_a_photographed_digit_is_found_and_leaves_nothing_else_to_say(
     opened = visit(served)
     opened.wait_for_selector("body.ready")
     opened.locator("#own-button").click()
-    others = [opened.locator(part) for part in ("#invert-label", "#values")]
+    others = [opened.locator(part) for part in ("#degrade-label", "#invert-label", "#values")]
     assert all(part.is_visible() for part in others)
     opened.locator("#digit").check()
     assert all(part.is_hidden() for part in others)

@@ -91,7 +91,7 @@ def answer(
     they are not the model's own."""
     adjustment = adjustment or Adjustment()
     if digit:
-        refuse_with_digit(adjustment)
+        refuse_with_digit(adjustment, is_measured=not degrade)
     stored = read_bytes(predictor, content, name, limits or Limits(), digit)
     pixels = adjustment.apply(stored, name)
     if hole is None:

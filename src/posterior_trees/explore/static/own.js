@@ -22,7 +22,7 @@ async function request(blob, title, { isSketch, hole }) {
 
 // What the reader says of a file's values; what is drawn here has ours.
 function adjustment() {
-  if ($("digit").checked) return { digit: 1 };
+  if ($("digit").checked) return { digit: 1, degrade: 1 };
   const levels = [$("black").value, $("white").value];
   return { invert: Number($("invert").checked), gamma: $("gamma").value || 1,
     levels: levels.some(Boolean) ? levels.map((value) => value || "?").join(",") : "" };
@@ -39,8 +39,9 @@ function proposeAdjustment() {
   showWays();
 }
 
-// In a photograph of a digit the program finds black, white and size by itself.
+// In a photograph of a digit the program finds black, white and size by itself, and it is clean.
 function showWays() {
+  $("degrade-label").hidden = !server.degradation || $("digit").checked;
   for (const name of ["invert-label", "values"]) $(name).hidden = $("digit").checked;
 }
 
@@ -119,7 +120,6 @@ $("save-page").addEventListener("click", () => {
   $("share").open = false;
   if (data.examples.length) savePage();
 });
-$("degrade-label").hidden = !server.degradation;
 $("degrade").checked = Boolean(server.degradation);
 $("degradation").textContent = server.degradation;
 if (server.paper) {
