@@ -12,12 +12,12 @@ import torch
 from PIL import Image, ImageDraw
 
 from posterior_trees import Colorize, Inpaint, Paired, Tree, TreePredictor, UNet, cli, load
-from posterior_trees.data import DataError
+from posterior_trees.data import DataError, find_folder, read_idx
 from posterior_trees.demo import sample_digits
 from posterior_trees.explore.start import describe_start
 from posterior_trees.explore.upload import answer
-from posterior_trees.pictures.digit import check_takes_digits, find_digit
-from posterior_trees.pictures.doubt import describe_doubt
+from posterior_trees.pictures.digit import THIN, check_takes_digits, find_digit, stroke_width
+from posterior_trees.pictures.doubt import count_side_by_side, describe_doubt
 from posterior_trees.pictures.picture import read_picture
 
 DIGITS = sample_digits()[:, 0].numpy()
@@ -102,6 +102,20 @@ def drawn_seven(pen: int) -> np.ndarray:
     corners = [(120, 90), (290, 90), (190, 330)]
     ImageDraw.Draw(paper).line(corners, fill=40, width=pen, joint="curve")
     return np.asarray(paper)[None]
+
+
+def test_strokes_of_the_sample_digits_are_about_a_tenth_of_their_side() -> None:
+    """What `digit.THIN` is chosen by: one in twenty is thinner."""
+    widths = []
+    for digit in DIGITS:
+        large = Image.fromarray(digit).resize((224, 224), Image.Resampling.BICUBIC)
+        ink = torch.from_numpy(np.array(large) > 0.5)
+        side = int((ink.nonzero().amax(dim=0) - ink.nonzero().amin(dim=0)).max()) + 1
+        widths.append(stroke_width(ink) / side)
+    low, middle, high = np.quantile(widths, (0.05, 0.5, 1))
+    assert low == pytest.approx(THIN, abs=0.01)
+    assert middle == pytest.approx(0.11, abs=0.01)
+    assert high < 0.18
 
 
 def test_a_thin_pen_writes_what_a_thick_one_does() -> None:
@@ -196,6 +210,18 @@ HOLE = Inpaint.box((0, 19), (0, 27), (28, 28))
 
 def test_digits_raise_no_doubt() -> None:
     assert {describe_doubt(digit[None], HOLE) for digit in DIGITS} == {""}
+
+
+def test_few_digits_of_mnist_raise_doubt() -> None:
+    """What `doubt.py` says of every tenth test digit."""
+    try:
+        images = read_idx(find_folder(None) / "mnist" / "t10k-images-idx3-ubyte.gz")
+    except ValueError:
+        pytest.skip("PTREES_DATA names no folder with mnist/")
+    found = [torch.from_numpy(find_digit(image[None])[0]) for image in images[::10]]
+    assert max(stroke_width(digit > 0.5) for digit in found) == pytest.approx(4.25, abs=0.05)
+    assert sum(count_side_by_side(digit) > 1 for digit in found) == 1
+    assert sum(bool(describe_doubt(digit[None].numpy(), HOLE)) for digit in found) <= 10
 
 
 @pytest.mark.parametrize(

@@ -19,14 +19,14 @@ from posterior_trees.networks.head import Leaves, ProbabilityHead
 class Ladder(nn.Module):
     """Down to the coarsest resolution and up again, skip maps joined on the way.
 
-    `multipliers` gives the width of each resolution in units of `width`, each half the one before;
+    `multipliers` gives the width of each resolution in units of `base`, each half the one before;
     `attention` names the resolutions (in steps down from 0) that have attention. With `time`, a
     vector of so many numbers enters every block.
     """
 
     def __init__(
         self,
-        width: int,
+        base: int,
         multipliers: Sequence[int],
         blocks: int,
         attention: Sequence[int],
@@ -35,24 +35,14 @@ class Ladder(nn.Module):
         time: int = 0,
     ) -> None:
         super().__init__()
-        if not multipliers or min(multipliers) < 1:
-            raise ValueError(
-                f"the multipliers are {list(multipliers)}; give one of at least 1 for each level"
-            )
-        levels = range(len(multipliers))
-        if strange := [level for level in attention if level not in levels]:
-            raise ValueError(
-                f"attention at level {strange[0]}: the {len(multipliers)} multipliers make levels "
-                f"0 to {levels[-1]}"
-            )
-        base = width
+        check_levels(multipliers, attention)
         self.multiple = 2 ** (len(multipliers) - 1)
         self.down, self.middle, self.up = nn.ModuleList(), nn.ModuleList(), nn.ModuleList()
 
         def stage(before: int, after: int, attends: bool = False) -> Stage:
             return Stage(before, after, attends, time=time, dropout=dropout)
 
-        skips = [width]
+        skips, width = [base], base
         for level, multiplier in enumerate(multipliers):
             for _ in range(blocks):
                 self.down.append(stage(width, base * multiplier, level in attention))
@@ -215,6 +205,20 @@ class Enlarge(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.conv(F.interpolate(x, scale_factor=2))
+
+
+def check_levels(multipliers: Sequence[int], attention: Sequence[int]) -> None:
+    """Refuse levels without channels, and attention where there is no level."""
+    if not multipliers or min(multipliers) < 1:
+        raise ValueError(
+            f"the multipliers are {list(multipliers)}; give one of at least 1 for each level"
+        )
+    levels = range(len(multipliers))
+    if strange := [level for level in attention if level not in levels]:
+        raise ValueError(
+            f"attention at level {strange[0]}: the {len(multipliers)} multipliers make levels "
+            f"0 to {levels[-1]}"
+        )
 
 
 def norm_groups(width: int) -> int:

@@ -2,8 +2,8 @@
 noticed.
 
 Limits are those of MNIST's test digits, of which every tenth was measured: their strokes are at
-most 4.3 pixels wide (two times the ink over its edge), and of 1,000 one or two have large parts
-side by side.
+most 4.3 pixels wide (two times the ink over its edge), and one of 1,000 has large parts side by
+side.
 """
 
 import numpy as np
