@@ -20,7 +20,6 @@ from posterior_trees.networks import Leaves
 from posterior_trees.train import Trainer, fit
 from posterior_trees.training.devices import gather_leaves
 from posterior_trees.training.feed import Feed
-from posterior_trees.training.health import Health
 from posterior_trees.training.learn import Learner
 from posterior_trees.training.run import Run, RunError, read_log
 
@@ -171,11 +170,9 @@ def test_a_rate_compares_with_the_probabilities_of_the_whole_batch(recipe, blobs
         monkeypatch.setattr(torch.distributed, "all_reduce", all_reduce)
         learner = Learner.__new__(Learner)
         learner.recipe, learner.predictor = chosen, predictor
-        learner.fabric, learner.beta = fabric_of(0, processes), 0.4
-        learner.health = Health(4, torch.device("cpu"))
+        learner.fabric = fabric_of(0, processes)
         mine = Leaves(leaves[part], logits[part].log_softmax(dim=1))
-        numbers = torch.ones(len(mine.images)), torch.tensor(0.1), torch.tensor(0.0)
-        return learner._judge(mine, x[part], y[part], *numbers)[-1]
+        return learner._objective(mine, x[part], y[part], torch.tensor(0.1), torch.tensor(0.0))
 
     whole = judge(slice(None), 1, Mock())
     parts = slice(0, None, 2), slice(1, None, 2)

@@ -341,6 +341,34 @@ def test_a_step_is_one_recording_and_a_few_launches(
     assert "randperm" not in launches.names  # numbers for all samples would have to travel
 
 
+TRACED = """
+import sys
+from functools import partial
+import torch
+from posterior_trees import train
+from posterior_trees.training import learn
+from tests.tiny import make_blobs, make_recipe
+learn.compiled = partial(torch.compile, backend="eager", fullgraph=True)
+for choice in ("true", "false"):
+    recipe = make_recipe(*sys.argv[2:], "training.compile=" + choice)
+    train.fit(recipe, sys.argv[1] + "/" + choice, images=(make_blobs(24), None), accelerator="cpu")
+"""
+
+
+def test_the_compiler_judges_a_batch_in_one_piece(tmp_path):
+    """Traced as one graph, with every option of the loss, and run by torch itself; in a process
+    without our checks of types, which the compiler cannot trace."""
+    options = (
+        "tree.depth=2", "loss.seeds=1", "loss.focus=[0.25, 0.75, 0.25, 0.75]", "loss.rate=0.1",
+        "loss.conscience=0.5", "loss.is_rate_relative=true", "loss.epsilon_start=0.5",
+    )  # fmt: skip
+    command = [sys.executable, "-c", TRACED, str(tmp_path), *options]
+    subprocess.run(command, check=True, cwd=Path(__file__).parents[1])
+    plain = state_of(tmp_path / "false")
+    for name, found in state_of(tmp_path / "true").items():
+        torch.testing.assert_close(found, plain[name])
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("decoder", ["shared", "disjoint"])
 def test_a_compiled_run_is_the_plain_run(tmp_path, decoder):

@@ -9,9 +9,9 @@
 # digits-check     are unconditional digits digits?      → results/comparison/digits_prior.json
 # digits-compare   100 test digits, 100 samples each     → results/comparison/digits
 # digits-1000      20 test digits, 1000 samples each     → results/comparison/digits_1000
-# faces-train      64×64: trees and cGANs of three tasks, side by side; then the conditional diffusion
-#                  model of all three and the prior. Trees have the network of the diffusion models
-#                  (NETWORK below), and so have the plain MSE networks that roots are held against
+# faces-train      64×64, all side by side: trees and cGANs of three tasks, the conditional diffusion model of
+#                  all three and the prior. Trees have the network of the diffusion models (NETWORK below),
+#                  and so have the plain MSE networks that roots are held against
 # faces-eyes, faces-mouth, faces-colorize                → results/comparison/faces64_<task>
 # faces-compare    the three of them in a row, RePaint last: it takes longest
 #
@@ -140,7 +140,7 @@ digits-1000)
     ddnm digits_prior ddnm ""
   ;;
 faces-train)
-  lines=()
+  lines=("baselines faces64_conditional" "baselines faces64_prior")
   for task in eyes mouth colorize; do
     apart="" # children by squared errors of the whole picture, as K-means has it
     [ $task != mouth ] || apart="--set loss.is_by_shape=false --set 'loss.focus=[]'"
@@ -148,7 +148,6 @@ faces-train)
       --set 'data.size=[64,64]' --set data.validation=0.1 $NETWORK")
   done
   together "${lines[@]}"
-  baselines faces64_conditional faces64_prior
   ;;
 faces-eyes | faces-mouth | faces-colorize)
   faces "${STAGE#faces-}"

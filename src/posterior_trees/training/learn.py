@@ -104,7 +104,7 @@ class Learner:
         self.wrapped.train()
         leaves = self.wrapped(self.predictor.view(y))
         wins = (self.bias, strength) if self.recipe.loss.conscience else ()
-        total, sums, loss = self._judge(leaves, x, y, weights, epsilon, is_guided, *wins)
+        total, sums, leaf, taught = self._judge(leaves, x, y, weights, epsilon, is_guided, *wins)
         self.fabric.backward(total)
         if self.recipe.optimizer.clip:
             self.fabric.clip_gradients(
@@ -113,29 +113,36 @@ class Learner:
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.average.update(share)
-        return self._note(loss, sums)
+        return self._note(sums, leaf, taught)
 
-    def _note(self, loss: Objective, sums: Tensor) -> Tensor:
+    def _note(self, sums: Tensor, leaf: Tensor, taught: Tensor | None) -> Tensor:
         """Take note of a batch, of all processes together; returns the leaves its images reach."""
-        if loss.taught is not None:
-            taught = gather_leaves(self.fabric, loss.taught)
-            note_taught(self.bias, taught, self.predictor.branching)
-        winners = gather_leaves(self.fabric, loss.leaf)
+        if taught is not None:
+            note_taught(self.bias, gather_leaves(self.fabric, taught), self.predictor.branching)
+        winners = gather_leaves(self.fabric, leaf)
         self.health.note(sum_over_processes(self.fabric, sums), winners)
         return winners
 
     def _judge(
+        self, leaves: Leaves, x: Tensor, y: Tensor, weights: Tensor, *numbers: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """What the optimiser lowers, sums for `health`, and the leaves that images reach and teach.
+        Compiled as one function: each of its small steps would be a launch of its own. It returns
+        no `Objective`: torch 2.11 cannot compile a named tuple that was replaced."""
+        loss = self._objective(leaves, x, y, *numbers)
+        total = loss.total(self.beta, self._mean(loss.root.mean()))
+        return (weights * total).mean(), self.health.sum(loss), loss.leaf, loss.taught
+
+    def _objective(
         self,
         leaves: Leaves,
         x: Tensor,
         y: Tensor,
-        weights: Tensor,
         epsilon: Tensor,
         is_guided: Tensor,
         *wins: Tensor,
-    ) -> tuple[Tensor, Tensor, Objective]:
-        """What the optimiser lowers, sums for `health`, and each image's part, without gradients.
-        Compiled as one function: each of its small steps would be a launch of its own."""
+    ) -> Objective:
+        """Each image's part of the loss."""
         factors = handicaps(wins[0], self.predictor.branching, wins[1]) if wins else None
         tree = self.predictor.assemble(leaves, y)
         spec, usual, guide, apart = self.recipe.loss, None, None, None
@@ -145,10 +152,7 @@ class Learner:
             guide = distances(coarse(self._regard(x - tree.root)), self.centres), is_guided
         if spec.focus or spec.is_by_shape:
             apart = errors_regarded(tree, x, spec.focus, spec.is_by_shape)
-        loss = objective(tree, x, epsilon, factors, spec.rate, usual, guide, apart)
-        total = loss.total(self.beta, self._mean(loss.root.mean()))
-        noted = loss._replace(squared=loss.squared.detach(), nll=loss.nll.detach())
-        return (weights * total).mean(), self.health.sum(loss), noted
+        return objective(tree, x, epsilon, factors, spec.rate, usual, guide, apart)
 
     @torch.no_grad()
     def seed(
