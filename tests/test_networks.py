@@ -375,25 +375,14 @@ def test_backbone_parameters_of_head_are_called_head():
         assert "head" in names
 
 
-def test_joined_maps_stay_in_half_precision(monkeypatch):
-    """Where CUDA casts by itself it enlarges in float32; kernels are for half precision."""
-    enlarge = F.interpolate
-    monkeypatch.setattr(F, "interpolate", lambda x, **options: enlarge(x.float(), **options))
-    layer = UpConv(18, 6, 3, padding=1, groups=3)
-    below, skip = noise(2, 12, 3, 4, dtype=torch.bfloat16), noise(2, 6, 6, 8, dtype=torch.bfloat16)
-    assert layer.joined(below, skip).dtype == torch.bfloat16
-
-
-@pytest.mark.parametrize("small", [0, math.inf])
 @pytest.mark.parametrize(
     ("leaves", "width", "is_disjoint", "widest"),
     [(9, 36, True, 40), (9, 36, False, 40), (3, 12, True, 16), (4, 12, True, 12), (4, 8, True, 8)],
 )
 def test_zeros_that_align_the_channels_change_nothing(
-    monkeypatch, leaves, width, is_disjoint, widest, small
+    monkeypatch, leaves, width, is_disjoint, widest
 ):
-    """As GPUs run it in half precision, maps joined or not: values and gradients are those of the
-    plain network."""
+    """As GPUs run it in half precision: values and gradients are those of the plain network."""
     torch.manual_seed(0)
     network = UNet(1, 1, leaves, width=width, steps=2, is_disjoint=is_disjoint).double()
     nn.init.normal_(network.head.layers[-1].weight)
@@ -411,20 +400,9 @@ def test_zeros_that_align_the_channels_change_nothing(
     expected = [tensor.clone() for tensor in run()]
     monkeypatch.setattr(unet, "is_fast_dense", lambda _: True)
     monkeypatch.setattr(unet, "is_half", lambda _: True)
-    monkeypatch.setattr(unet, "SMALL", small)
-    join, forms = UpConv.joined, []
-
-    def joined(*given) -> Tensor:
-        maps = join(*given)
-        is_last = maps.is_contiguous(memory_format=torch.channels_last)
-        forms.append((maps.shape[1] % 8, is_last))
-        return maps
-
-    monkeypatch.setattr(UpConv, "joined", joined)
     network.encoder[0].register_forward_hook(lambda *given: seen.append(given[-1].shape[1]))
     for got, wanted in zip(run(), expected, strict=True):
         torch.testing.assert_close(got, wanted)
     assert seen == [widest]
-    assert forms == ([(0, True)] * 2 if small else [])
     folded = fold(network)
     torch.testing.assert_close(folded(y).images, expected[0])

@@ -1,7 +1,7 @@
 """A network for prediction only: what training computes from its weights anew, written out once.
 
 On CUDA a convolution grouped by leaf runs as a dense one (`unet.LeafConv`), and the enlarged,
-joined maps of a decoder need not be made (`unet.UpConv`). Their weights are small functions of the
+joined maps of a decoder are never made (`unet.UpConv`). Their weights are small functions of the
 trained ones. At batch 1 making them takes as many kernels as using them, so they are made here.
 """
 

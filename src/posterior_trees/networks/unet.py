@@ -1,6 +1,5 @@
 """The paper's U-Net: one shared encoder, and one decoder per leaf or one for all (App. A.1)."""
 
-import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -20,13 +19,6 @@ from posterior_trees.networks.norm import SLOPE, is_half, normalize_and_activate
 
 STEPS = 4
 """Down- and up-sampling steps of the paper's network; images must be a multiple of 2**steps."""
-
-
-SMALL = 10**8
-"""Pixels of a batch times the square of a map's channels up to which a launch is taken to cost more
-than products: 42 million for 32 digits by the paper's network (a convolution took 12 µs there,
-whatever it computed), eleven billion for 32 photos of 256×256 with c_init = 8. Where exactly they
-meet was not measured."""
 
 
 class UNet(nn.Module):
@@ -146,11 +138,9 @@ class LeafConv(nn.Conv2d):
 class UpConv(LeafConv):
     """Convolves the upsampled features and the skip maps, dealt out to the leaves.
 
-    On CUDA neither the upsampled nor the joined map of large images is ever made: a 3×3 convolution
-    of an image enlarged twice by nearest neighbours is a transposed 4×4 convolution of the small
-    one, with 4 instead of 9 products per pixel, and the convolution of two joined maps is the sum
-    of theirs. Small ones (`SMALL`) are joined: one convolution, and two on the way back, in place
-    of two and four.
+    On CUDA neither the upsampled nor the joined map is ever made: a 3×3 convolution of an image
+    enlarged twice by nearest neighbours is a transposed 4×4 convolution of the small one, with 4
+    instead of 9 products per pixel, and the convolution of two joined maps is the sum of theirs.
     """
 
     def forward(  # ty: ignore[incompatible-method-override]
@@ -163,27 +153,10 @@ class UpConv(LeafConv):
     ) -> tuple[Float[Tensor, "b c3 h2 w2"], Float[Tensor, "b parts 2 c3"] | None]:
         if is_worth_it(self.weight, self.groups, features, skip):
             return convolve_up(features, skip, self.weight, self.groups)
-        if is_fast_dense(features) and not self.is_small(skip):
+        if is_fast_dense(features):
             return self.without_joining(features, skip), None
-        return super().with_sums(self.joined(features, skip))
-
-    def is_small(self, skip: Float[Tensor, "b c2 h2 w2"]) -> bool:
-        b, _, h, w = skip.shape
-        return b * h * w * self.out_channels**2 <= SMALL
-
-    def joined(
-        self, features: Float[Tensor, "b c1 h w"], skip: Float[Tensor, "b c2 h2 w2"]
-    ) -> Float[Tensor, "b c4 h2 w2"]:
-        """The enlarged features and the skip maps, dealt out, without what fills their `room`. For
-        GPUs in their order, and with zeros up to a multiple of eight channels, which else are
-        passes of their own."""
-        below = features[:, : self.in_channels - self.out_channels]
-        enlarged = F.interpolate(below, scale_factor=2).to(skip.dtype)  # autocast makes float32
-        maps = deal(enlarged, skip[:, : self.out_channels], self.groups)
-        extra = -maps.shape[1] % 8 if is_half(maps) else 0
-        maps = F.pad(maps, (0, 0, 0, 0, 0, extra)) if extra else maps
-        is_for_gpu = is_fast_dense(maps)
-        return maps.contiguous(memory_format=torch.channels_last) if is_for_gpu else maps
+        enlarged = F.interpolate(features, scale_factor=2)
+        return super().with_sums(deal(enlarged, skip, self.groups))
 
     def without_joining(
         self, features: Float[Tensor, "b c1 h w"], skip: Float[Tensor, "b c2 h2 w2"]
