@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+import re
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ from posterior_trees import Tree, cli, grow
 from posterior_trees.build import build_predictor
 from posterior_trees.checkpoint import save_model
 from posterior_trees.pictures.count import count_nuclei
-from posterior_trees.pictures.count_report import count_table, write_count
+from posterior_trees.pictures.count_report import count_table, per_leaf, write_count
 from posterior_trees.pictures.otsu import otsu
 from posterior_trees.pictures.regions import find_regions
 from posterior_trees.pictures.tiles import Part, TiledTree
@@ -159,6 +160,7 @@ def test_an_absent_leaf_is_not_counted() -> None:
     count = count_nuclei(tree)
     assert [leaf.path for leaf in count.leaves] == [(0, 0), (0, 1)]
     assert (count.mean, len(count.nuclei)) == (1.5, 2)
+    assert per_leaf(count, tree) == {"nuclei": [1, 2, None, None]}
 
 
 def test_an_empty_field_has_no_nuclei() -> None:
@@ -249,7 +251,9 @@ def test_tiles_that_vary_on_their_own_add_their_means_and_variances() -> None:
     """All 16 pairs of leaves, one for each tile: A is at the left, B at the right."""
     left, right = (0.4, 0.3, 0.2, 0.1), (0.1, 0.1, 0.1, 0.7)
     shown = [(A, B), (A,), (B,), ()]
-    count = count_nuclei(mosaic(*[field(*nuclei) for nuclei in shown], left=left, right=right))
+    tree = mosaic(*[field(*nuclei) for nuclei in shown], left=left, right=right)
+    count = count_nuclei(tree)
+    assert per_leaf(count, tree) == {}  # no leaf has the field's count
     pairs = [
         (p * q, (A in a) + (B in b))
         for p, a in zip(left, shown, strict=True)
@@ -331,7 +335,11 @@ def test_a_whole_field_of_16_bits_is_predicted_and_counted(
     tree = Tree.load(tmp_path / "o" / "field" / "tree.safetensors")
     assert tree.shape == (1, 44, 56)
     assert tree.root.max().item() == pytest.approx(math.sqrt(1250 / 2450), abs=1e-4)
+    page = (tmp_path / "o" / "index.html").read_text()
+    (found,) = re.findall(r'"measures":({.*?})', page)
+    assert json.loads(found) == {"nuclei": [3, 3, 3, 3]}
     cli.main(words)  # without --count: nothing of the old count stays
+    assert '"measures":{}' in (tmp_path / "o" / "index.html").read_text()
     assert not list((tmp_path / "o" / "field").glob("count*"))
 
 

@@ -326,6 +326,18 @@ def test_another_hole_gives_the_tree_through_it_and_a_note() -> None:
     assert np.array_equal(pixels_of(again["input"])[5:], pixels[5:])
 
 
+def test_a_blank_hole_is_no_truth_but_what_a_painted_one_covers_is() -> None:
+    app, blank = make_app(make_predictor()), picture()
+    blank[HOLE.hole.numpy()] = 7
+    answer = post(app, png(blank), "degrade=1").json()
+    assert (answer["truth"], answer["truth_path"]) == (None, None)
+    painted = np.zeros((8, 8), np.uint8)
+    painted[1:3, 1:3] = 255
+    assert HOLE.hole[1:3, 1:3].all()
+    answer = send_hole(app, png(painted), png(blank)).json()
+    assert np.array_equal(pixels_of(answer["truth"]), blank)
+
+
 def test_the_model_s_own_hole_needs_no_note() -> None:
     own = (HOLE.hole.numpy() * 255).astype(np.uint8)
     answer = send_hole(make_app(make_predictor()), png(own)).json()

@@ -480,6 +480,25 @@ def test_a_misfit_is_warned_about_and_predicted_all_the_same(tmp_path: Path) -> 
     assert "--invert" in heard[0]
 
 
+def test_what_was_warned_of_stands_on_the_page_and_in_the_table(tmp_path: Path) -> None:
+    model = predictor_of(HOLE, about={"input_brightness": [0.0, 0.6]})
+    light, dark = (
+        save(tmp_path / f"{name}.png", np.full((32, 40), value, np.uint8))
+        for name, value in (("light", 255), ("dark", 9))
+    )
+    heard: list[str] = []
+    page, *folders = predict_files(
+        model, [light, dark], tmp_path / "out", resize=True, warn=heard.append
+    )
+    tables = [json.loads((folder / "tree.json").read_text()) for folder in folders]
+    for table, example in zip(tables, examples_of(page), strict=True):
+        assert table["resized"] == "resized from 32×40 to 16×20 (height×width)"
+        assert example["resized"] == table["resized"]
+        assert example.get("note") == table.get("note")
+    assert f"{light}: {tables[0]['note']}" in heard
+    assert "note" not in tables[1]
+
+
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match=r"file.*choose another --out"):

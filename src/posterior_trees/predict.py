@@ -8,7 +8,8 @@ out/<stem>/node_<path>.png   every node: `root`, `0`, `0.1`, … by child number
 out/<stem>/tree.safetensors  the tree itself, unclipped (`Tree.load`)
 out/<stem>/tree.json         `{"schema": 1, "picture", "model", "branching", "size", "nodes":
                              [{"path": [0, 1], "probability", "image": "node_0.1.png"}…]}`, and
-                             `"shows_hidden": "picture.png"` where that is there
+                             `"shows_hidden": "picture.png"` where that is there, a `"note"` of what
+                             may be wrong with the picture and how it was `"resized"`, if it was
 out/<stem>/count*            with `--count`: the nuclei in the leaves, see `pictures/count.py`
 """
 
@@ -16,7 +17,7 @@ import json
 import os
 import shutil
 import warnings
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from os import PathLike
 from pathlib import Path
@@ -30,7 +31,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from posterior_trees.data.decode import read_header
-from posterior_trees.explore.upload import describe_resize
+from posterior_trees.explore.upload import caption_resize, describe_resize
 from posterior_trees.figure import save_figure
 from posterior_trees.pictures.adjust import Adjustment, describe_misfit, refuse_with_digit
 from posterior_trees.pictures.album import Shown, make_album
@@ -44,6 +45,8 @@ from posterior_trees.store import write_bytes
 from posterior_trees.tree import Tree
 
 SCHEMA = 1
+Measures = Mapping[str, Sequence[float | int | None]]
+"""Numbers of a tree's leaves by their names; None for an absent leaf."""
 
 
 class PictureError(ValueError):
@@ -68,7 +71,7 @@ def predict_files(
     digit: bool = False,
     tile: int | None = None,
     overlap: int = OVERLAP,
-    also: Callable[[Tree, Path], object] | None = None,
+    also: Callable[[Tree, Path], Measures | None] | None = None,
     warn: Callable[[str], object] = warnings.warn,
     watch: Callable = iter,
 ) -> list[Path]:
@@ -77,7 +80,8 @@ def predict_files(
 
     A folder holds the files above and appears whole or not at all. Pictures that fail do not stop
     the others: the `PictureError` at the end names them all. `levels`, `gamma` and `digit` are
-    those of `read_picture`, and `also(tree, folder)` may write more files into a folder. A
+    those of `read_picture`, and `also(tree, folder)` may write more files into a folder and return
+    numbers of the leaves, whose distributions the page then shows. A
     picture larger than `tile` pixels along a side, or than `tiles.WHOLE` pixels if none is given,
     is predicted in overlapping tiles (`pictures/tiles.py`); `tile=0` never does that. `watch` wraps
     the loop over files, or over the tiles of a single file.
@@ -92,8 +96,8 @@ def predict_files(
     with _kept_if_used(out) as out:
         for file, folder in watch(list(zip(files, _choose_folders(files, out), strict=True))):
             try:
-                pixels = _read(predictor, file, resize, adjustment, digit, warn)
-                shown.append(_predict(predictor, pixels, folder, str(file), also, tiling))
+                given = _read(predictor, file, resize, adjustment, digit, warn)
+                shown.append(_predict(predictor, *given, folder, str(file), also, tiling))
                 folders.append(folder)
             except (ValueError, RuntimeError, OSError, MemoryError, SafetensorError) as error:
                 text = str(error) or type(error).__name__
@@ -126,11 +130,11 @@ def _read(
     adjustment: Adjustment,
     digit: bool,
     warn: Callable[[str], object],
-) -> Tensor:
-    """The picture in a file as the model takes it; `warn` hears what may be wrong with it."""
+) -> tuple[Tensor, dict[str, str]]:
+    """The picture in a file as the model takes it, and what is to be said of it; `warn` hears that
+    too."""
     stored = read_stored(file, predictor, resize, digit)
-    if resize and (resized := _resized(file, stored.shape[-2:])):
-        warn(resized)
+    remarks = _resized(file, stored.shape[-2:], warn) if resize else {}
     pixels = adjustment.apply(stored, str(file))
 
     def see(other: Tensor) -> Tensor:
@@ -139,15 +143,21 @@ def _read(
     doubt = describe_doubt(stored, predictor.measurement) if digit else ""
     if doubt or (doubt := describe_misfit(stored, adjustment, predictor, see, digit)):
         warn(f"{file}: {doubt}")
-    return pixels
+        remarks["note"] = doubt
+    return pixels, remarks
 
 
-def _resized(file: str | PathLike[str], want: Sequence[int]) -> str:
+def _resized(
+    file: str | PathLike[str], want: Sequence[int], warn: Callable[[str], object]
+) -> dict[str, str]:
     """What was done to a file of another size than the model's mask."""
     with Path(file).open("rb") as opened:
         height, width, _ = read_header(opened, str(file))
+    if (height, width) == tuple(want):
+        return {}
     why = f"the model takes {'×'.join(map(str, want))}"
-    return describe_resize(str(file), (height, width), want, why)
+    warn(describe_resize(str(file), (height, width), want, why))
+    return {"resized": caption_resize((height, width), want)}
 
 
 class Tiling(NamedTuple):
@@ -161,6 +171,7 @@ class Tiling(NamedTuple):
 def _predict(
     predictor: TreePredictor,
     pixels: Tensor,
+    remarks: dict[str, str],
     folder: Path,
     file: str,
     also: Callable | None,
@@ -175,9 +186,9 @@ def _predict(
         tree = predictor.predict(pixels, tile=0).to("cpu")
         y = predictor.measurement.observe(pixels.to(predictor.device)).cpu()
     x = pixels.cpu() if shows_hidden(predictor.measurement, pixels) else None
-    small = Shown.of(folder.name, tree, y, x)
-    _write(folder, tree, x, small, {"picture": file, "model": predictor.name}, also)
-    return small
+    small = Shown.of(folder.name, tree, y, x, remarks)
+    measures = _write(folder, tree, x, small, {"picture": file, "model": predictor.name}, also)
+    return small._replace(measures=measures)
 
 
 def make_folder(out: str | PathLike[str]) -> Path:
@@ -218,8 +229,8 @@ def _write(
     small: Shown,
     facts: dict[str, str],
     also: Callable | None,
-) -> None:
-    """Fill a folder beside the final one, then put it in its place."""
+) -> Measures:
+    """Fill a folder beside the final one, then put it in its place; returns what `also` found."""
     part = folder.with_name(f".{folder.name}.part")
     shutil.rmtree(part, ignore_errors=True)
     try:
@@ -230,13 +241,13 @@ def _write(
             _save_png(x[0], part / "picture.png")
             facts = facts | {"shows_hidden": "picture.png"}
         layout = {"branching": list(tree.branching), "size": list(tree.shape[1:])}
+        facts = facts | dict(small.remarks)
         table = {"schema": SCHEMA, **facts, **layout, "nodes": _write_nodes(part, tree)}
         (part / "tree.json").write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
-        if also:
-            also(tree, part)
+        measures = (also(tree, part) if also else None) or {}
         if not folder.exists():
             part.rename(folder)
-            return
+            return measures
         for old in (
             *folder.glob("node_*.png"),
             *folder.glob("count*"),
@@ -245,6 +256,7 @@ def _write(
             old.unlink()
         for new in part.iterdir():
             os.replace(new, folder / new.name)
+        return measures
     finally:
         shutil.rmtree(part, ignore_errors=True)
 

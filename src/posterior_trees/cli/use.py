@@ -83,13 +83,15 @@ def nucleus_counter(arguments: argparse.Namespace):
             raise ValueError("--threshold is for counting: add --count")
         return None
     from posterior_trees.pictures.count import count_nuclei
-    from posterior_trees.pictures.count_report import write_count
+    from posterior_trees.pictures.count_report import per_leaf, write_count
     from posterior_trees.progress import track
 
     watch = track("counting nuclei") if len(arguments.images) == 1 else iter
 
-    def count(tree: "Tree", folder: Path) -> None:
-        write_count(count_nuclei(tree, arguments.threshold, watch=watch), tree, folder)
+    def count(tree: "Tree", folder: Path) -> dict[str, list[int | None]]:
+        counted = count_nuclei(tree, arguments.threshold, watch=watch)
+        write_count(counted, tree, folder)
+        return per_leaf(counted, tree)
 
     return count
 

@@ -33,7 +33,7 @@ from posterior_trees.measure import (
 from posterior_trees.pictures.adjust import Adjustment, describe_misfit, refuse_with_digit
 from posterior_trees.pictures.digit import check_takes_digits, find_digit
 from posterior_trees.pictures.doubt import describe_doubt
-from posterior_trees.pictures.hidden import lacks_colour
+from posterior_trees.pictures.hidden import lacks_hidden
 from posterior_trees.tree import Tree
 
 
@@ -125,15 +125,15 @@ def predict_pixels(
             "this model was trained on pairs and cannot degrade a picture: give it the "
             "measurement itself, and leave `degrade` out"
         )
+    made = _predict(predictor, pixels, degrade)
+    return made._replace(x=None) if lacks_hidden(predictor.measurement, pixels) else made
+
+
+def _predict(predictor: Predictor, pixels: Float[Tensor, "1 _ _ _"], degrade: bool) -> Answer:
     y = measure(predictor, pixels, degrade)
     tree = predictor(y).to("cpu")
-    is_truth = (
-        degrade
-        and pixels.shape[1:] == tree.shape
-        and not lacks_colour(predictor.measurement, pixels)
-    )
-    x = pixels.cpu() if is_truth else None
-    return Answer(tree, y.cpu(), x)
+    is_truth = degrade and pixels.shape[1:] == tree.shape
+    return Answer(tree, y.cpu(), pixels.cpu() if is_truth else None)
 
 
 def measure(
@@ -145,17 +145,18 @@ def measure(
     return predictor.measure(pixels, noise) if degrade else predictor.measurement.observe(pixels)
 
 
+@torch.inference_mode()
 def predict_with_hole(
     predictor: Predictor, pixels: Float[Tensor, "1 _ _ _"], hole: bytes, *, degrade: bool = True
 ) -> Answer:
-    """The tree of a picture through another hole than the model's, with a note that says so."""
+    """The tree of a picture through another hole than the model's, with a note that says so. What
+    is under a hole that a user paints is the truth, blank or not."""
     if not isinstance(predictor.measurement, Inpaint) or not isinstance(predictor, nn.Module):
         raise DataError("this model does not fill holes. Leave the hole out")
     hidden = read_hole(hole, mask_size(predictor))
     if bool((hidden == predictor.measurement.hole.cpu()).all()):
         return predict_pixels(predictor, pixels, degrade=degrade)
-    made = predict_pixels(with_hole(predictor, hidden), pixels, degrade=degrade)
-    return made._replace(note=NOTE)
+    return _predict(with_hole(predictor, hidden), pixels, degrade)._replace(note=NOTE)
 
 
 def read_bytes(

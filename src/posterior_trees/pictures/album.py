@@ -2,10 +2,11 @@
 
 Every picture is shown as the tree that was predicted of it, shrunk for the page. Those of other
 sizes are fitted into one frame, on white. Where a picture shows what the model hid of it
-(`hidden.py`), the page has it as the truth, which it keeps from the reader until asked.
+(`hidden.py`), the page has it as the truth, which it keeps from the reader until asked. What is to
+be said of it (a doubt, another size) stands beside it.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from torch import Tensor
@@ -23,17 +24,23 @@ SHOWN = 512
 
 class Shown(NamedTuple):
     """What figures and the page show of one picture: `x` is the picture where it shows what was
-    hidden, else None."""
+    hidden, else None. `remarks` are those of `explore/content.py`, `note` and `resized`, and
+    `measures` are numbers of the leaves."""
 
     name: str
     tree: Tree
     y: Tensor
     x: Tensor | None
+    remarks: Mapping[str, str]
+    measures: Mapping[str, Sequence[float | int | None]]
 
     @classmethod
-    def of(cls, name: str, tree: Tree, y: Tensor, x: Tensor | None) -> "Shown":
+    def of(
+        cls, name: str, tree: Tree, y: Tensor, x: Tensor | None, remarks: Mapping[str, str]
+    ) -> "Shown":
         """Shrunk to what a page can hold."""
-        return cls(name, _map_images(tree, _shrink), _shrink(y), None if x is None else _shrink(x))
+        small = _map_images(tree, _shrink)
+        return cls(name, small, _shrink(y), None if x is None else _shrink(x), remarks, {})
 
 
 def make_album(shown: Sequence[Shown], predictor: TreePredictor) -> str:
@@ -41,12 +48,14 @@ def make_album(shown: Sequence[Shown], predictor: TreePredictor) -> str:
     size = tuple(max(s.tree.shape[axis] for s in shown) for axis in (1, 2))
     examples = []
     for s in shown:
-        examples += describe_trees(
+        (example,) = describe_trees(
             _map_images(s.tree, lambda images: _frame(images, size)),
             inputs=_frame(s.y, size),
             truths=None if s.x is None else _frame(s.x, size),
             names=[s.name],
         )
+        measures = {title: list(values) for title, values in s.measures.items()}
+        examples.append(example | {"measures": measures, **s.remarks})
     content = frame_content(predictor.branching, size, "Posterior trees", model_card(predictor))
     return inline_page(content | {"examples": examples})
 

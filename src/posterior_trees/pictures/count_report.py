@@ -54,6 +54,15 @@ def write_count(count: Count, tree: Tree, folder: Path) -> None:
     draw_count(count, tree).save(folder / "count.png")
 
 
+def per_leaf(count: Count, tree: Tree) -> dict[str, list[int | None]]:
+    """The nuclei of every leaf, for the explorer's histogram; none of a mosaic of tiles, which
+    choose their leaves on their own, so that no leaf's count is the field's."""
+    if count.tiles > 1:
+        return {}
+    nuclei = {leaf.path: leaf.nuclei for leaf in count.leaves}
+    return {"nuclei": [nuclei.get(path) for path in tree.paths(tree.depth)]}
+
+
 def draw_count(count: Count, tree: Tree) -> Image.Image:
     """The root, enlarged unless it is large, with a ring around each nucleus and the probability of
     those in doubt."""

@@ -19,14 +19,14 @@ FLAT = 0.02
 
 def shows_hidden(measurement: Measurement, pixels: Float[Tensor, "1 c h w"]) -> bool:
     """Whether a picture, as the model takes it, shows what the model hides of it."""
+    return isinstance(measurement, Colorize | Inpaint) and not lacks_hidden(measurement, pixels)
+
+
+def lacks_hidden(measurement: Measurement, pixels: Float[Tensor, "1 c h w"]) -> bool:
+    """Whether what the model would hide of a picture is not in it: it is no truth."""
     if isinstance(measurement, Colorize):
-        return pixels.shape[1] == 3 and not lacks_colour(measurement, pixels)
+        return bool((pixels == pixels[:, :1]).all())
     if not isinstance(measurement, Inpaint):
         return False
     inside = pixels[..., measurement.hole.to(pixels.device)]
-    return bool((inside.amax(dim=-1) - inside.amin(dim=-1) > FLAT).any())
-
-
-def lacks_colour(measurement: Measurement, pixels: Float[Tensor, "1 c h w"]) -> bool:
-    """A grey photograph is what a colourisation model measures: it holds no truth."""
-    return isinstance(measurement, Colorize) and bool((pixels == pixels[:, :1]).all())
+    return bool((inside.amax(dim=-1) - inside.amin(dim=-1) <= FLAT).all())
