@@ -23,7 +23,7 @@ def test_an_own_picture_gets_its_tree(
     opened = visit(served)
     opened.wait_for_selector("body.ready")
     assert opened.locator("#examples button").count() == 1
-    Image.new("L", (50, 40), 40).save(tmp_path / "mine.png")
+    Image.linear_gradient("L").resize((50, 40)).save(tmp_path / "mine.png")
     opened.locator("#own-button").click()
     opened.locator("#file").set_input_files(tmp_path / "mine.png")
     opened.wait_for_selector("#examples button:nth-child(2)")
