@@ -34,9 +34,9 @@ cuda)
     --batch 1 8 32 128 --repeat 50 --json $here/cuda_inference_eyes.json
   ptrees bench train --device cuda --recipe recipes/digits_inpaint.toml --batch 32 256 \
     --set training.epochs=70 --json $here/cuda_train_digits.json
-  ptrees bench train --device cuda --recipe recipes/digits_inpaint.toml --batch 32 \
+  ptrees bench train --device cuda --recipe recipes/digits_inpaint.toml --batch 32 --steps 100 \
     --set training.epochs=70 --json $here/cuda_train_digits_32.json
-  ptrees bench train --device cuda --recipe recipes/digits_inpaint.toml --batch 32 \
+  ptrees bench train --device cuda --recipe recipes/digits_inpaint.toml --batch 32 --steps 100 \
     --set training.epochs=70 --set balancer.refresh_every=8 --json $here/cuda_train_digits_refresh.json
   ptrees bench train --device cuda --recipe recipes/digits_inpaint.toml \
     --json $here/cuda_train_recommended.json

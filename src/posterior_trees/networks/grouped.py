@@ -1,5 +1,7 @@
 """Grouped and enlarging convolutions written as others: what their weights and maps become."""
 
+from functools import reduce
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -10,19 +12,19 @@ def block_diagonal(
     weight: Float[Tensor, "out in kh kw"], groups: int
 ) -> Float[Tensor, "out in2 kh kw"]:
     """The weight of the dense convolution that equals a grouped one."""
-    blocks = weight.unflatten(0, (groups, -1))
-    eye = torch.eye(groups, dtype=weight.dtype, device=weight.device)
-    dense = blocks.unsqueeze(2) * eye.reshape(groups, 1, groups, 1, 1, 1)
+    blocks = weight.unflatten(0, (groups, -1)).movedim(0, -1)
+    dense = torch.diag_embed(blocks, dim1=0, dim2=2)
     return dense.flatten(2, 3).flatten(0, 1)
 
 
 def enlarging(weight: Float[Tensor, "out in 3 3"]) -> Float[Tensor, "in out 4 4"]:
     """The kernel of the transposed convolution (stride 2, padding 1) that equals nearest-neighbour
-    enlargement followed by a convolution with `weight`: per axis (w₂, w₁+w₂, w₀+w₁, w₀)."""
-    for axis in (2, 3):
-        w0, w1, w2 = weight.unbind(axis)
-        weight = torch.stack([w2, w1 + w2, w0 + w1, w0], dim=axis)
-    return weight.transpose(0, 1)
+    enlargement followed by a convolution with `weight`: per axis (w₂, w₁+w₂, w₀+w₁, w₀), which is
+    (w₂, w₁, w₀) in both of its places. All four corners at once are one kernel when compiled."""
+    turned = weight.flip(2, 3).transpose(0, 1)
+    above, below = ((0, 1, 0, 1), (1, 0, 0, 1)), ((0, 1, 1, 0), (1, 0, 1, 0))
+    corners = [F.pad(turned, place) for place in (*above, *below)]
+    return reduce(torch.add, corners)
 
 
 def deal(
@@ -61,6 +63,13 @@ def room_for(channels: int, groups: int) -> int:
     own. Where GPUs convolve in half precision, cuDNN would otherwise add them to every map anew."""
     extra = -channels % 8
     return channels if extra % (channels // groups) else channels + extra
+
+
+def ordered(weight: Float[Tensor, "a b kh kw"], maps: Float[Tensor, "n c h w"]) -> Tensor:
+    """A weight with its channels last where those of the maps are: cuDNN would reorder it, on the
+    way back once more."""
+    is_last = maps.is_contiguous(memory_format=torch.channels_last)
+    return weight.contiguous(memory_format=torch.channels_last) if is_last else weight
 
 
 def widen(weight: Float[Tensor, "out in kh kw"], out: int, into: int) -> Tensor:

@@ -10,6 +10,8 @@ An operation is nothing but its kernel. What weights become for it, and what bec
 is plain torch, which the compiler fuses: inside an operation each step would be a launch.
 """
 
+from functools import reduce
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -169,10 +171,8 @@ def _laid_out(gradient: Tensor, weight: Tensor) -> Tensor:
 
 def _shrinking(kernel: Float[Tensor, "a b 4 4"]) -> Float[Tensor, "a b 3 3"]:
     """The gradient of `enlarging`: per axis (e₂+e₃, e₁+e₂, e₀+e₁)."""
-    for axis in (2, 3):
-        e0, e1, e2, e3 = kernel.unbind(axis)
-        kernel = torch.stack([e2 + e3, e1 + e2, e0 + e1], dim=axis)
-    return kernel
+    rows = kernel[:, :, :3], kernel[:, :, 1:]
+    return reduce(torch.add, [part[..., i : i + 3] for part in rows for i in (0, 1)]).flip(2, 3)
 
 
 def _last(maps: Tensor) -> Tensor:

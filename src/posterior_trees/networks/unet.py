@@ -9,6 +9,7 @@ from posterior_trees.networks.grouped import (
     block_diagonal,
     deal,
     enlarging,
+    ordered,
     parted,
     room_for,
     widen,
@@ -125,6 +126,7 @@ class LeafConv(nn.Conv2d):
         weight = self.widened(weight, maps)
         if self.kernel_size == (1, 1):
             return aligned_conv(maps, weight, self.bias), None
+        weight = ordered(weight, maps)
         return F.conv2d(maps, weight, self.bias, self.stride, self.padding), None
 
     def widened(
@@ -163,9 +165,10 @@ class UpConv(LeafConv):
     ) -> Float[Tensor, "b c3 h2 w2"]:
         """The same, as the sum of two dense convolutions."""
         of_features, of_skip = self.parted()
-        kernel = enlarging(self.widened(of_features, features))
+        kernel = ordered(enlarging(self.widened(of_features, features)), features)
         enlarged = F.conv_transpose2d(features, kernel, stride=2, padding=1)
-        return enlarged + F.conv2d(skip, self.widened(of_skip, skip), padding=self.padding)
+        of_skip = ordered(self.widened(of_skip, skip), skip)
+        return enlarged + F.conv2d(skip, of_skip, padding=self.padding)
 
     def parted(self) -> tuple[Float[Tensor, "c3 c1 3 3"], Float[Tensor, "c3 c2 3 3"]]:
         """The dense weights of the features and of the skip maps."""
