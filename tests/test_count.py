@@ -362,6 +362,9 @@ def test_counting_where_no_stain_is_predicted_is_remarked_upon(
         "bright regions of at least 25 pixels, none of them thin, for nuclei"
         in capsys.readouterr().err
     )
+    note = json.loads((tmp_path / "o" / "a" / "tree.json").read_text())["note"]
+    assert note.endswith("so they may be something else")
+    assert note in (tmp_path / "o" / "index.html").read_text()
     cli.main(["predict", str(model), *words])
     assert "bright region" not in capsys.readouterr().err
 

@@ -245,6 +245,12 @@ def test_two_digits_raise_doubt_and_are_warned_of(tmp_path: Path, capsys) -> Non
     words = [str(tmp_path / "a.png"), "--digit"]
     cli.main(["predict", "digits", *words, "--out", str(tmp_path / "out")])
     assert "a.png: the ink has large parts side by side" in capsys.readouterr().err
+    table = json.loads((tmp_path / "out" / "a" / "tree.json").read_text())
+    assert table["note"].startswith("the ink has large parts side by side")
+    assert (
+        table["resized"]
+        == f"the digit found in {'×'.join(map(str, picture.shape[1:]))} (height×width)"
+    )
     cli.main(["explore", "digits", *words, "--save", str(tmp_path / "page.html")])
     assert "a.png: the ink has large parts side by side" in capsys.readouterr().err
 

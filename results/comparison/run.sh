@@ -5,7 +5,7 @@
 #   DATA=~/data bash results/comparison/run.sh STAGE
 #
 # digits-train     cGAN, rcGAN and the plain MSE network, side by side; then conditional diffusion and the
-#                  prior, one after the other: beside other trainings a diffusion model hardly moves
+#                  prior, one after the other
 # digits-check     are unconditional digits digits?      → results/comparison/digits_prior.json
 # digits-compare   100 test digits, 100 samples each     → results/comparison/digits
 # digits-1000      20 test digits, 1000 samples each     → results/comparison/digits_1000

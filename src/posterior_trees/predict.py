@@ -17,7 +17,7 @@ import json
 import os
 import shutil
 import warnings
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
 from os import PathLike
 from pathlib import Path
@@ -31,10 +31,10 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from posterior_trees.data.decode import read_header
-from posterior_trees.explore.upload import caption_resize, describe_resize
+from posterior_trees.explore.upload import caption_digit, caption_resize, describe_resize
 from posterior_trees.figure import save_figure
 from posterior_trees.pictures.adjust import Adjustment, describe_misfit, refuse_with_digit
-from posterior_trees.pictures.album import Shown, make_album
+from posterior_trees.pictures.album import Measures, Shown, make_album
 from posterior_trees.pictures.digit import check_takes_digits
 from posterior_trees.pictures.doubt import describe_doubt
 from posterior_trees.pictures.hidden import shows_hidden
@@ -45,8 +45,6 @@ from posterior_trees.store import write_bytes
 from posterior_trees.tree import Tree
 
 SCHEMA = 1
-Measures = Mapping[str, Sequence[float | int | None]]
-"""Numbers of a tree's leaves by their names; None for an absent leaf."""
 
 
 class PictureError(ValueError):
@@ -72,6 +70,7 @@ def predict_files(
     tile: int | None = None,
     overlap: int = OVERLAP,
     also: Callable[[Tree, Path], Measures | None] | None = None,
+    remark: str = "",
     warn: Callable[[str], object] = warnings.warn,
     watch: Callable = iter,
 ) -> list[Path]:
@@ -81,10 +80,10 @@ def predict_files(
     A folder holds the files above and appears whole or not at all. Pictures that fail do not stop
     the others: the `PictureError` at the end names them all. `levels`, `gamma` and `digit` are
     those of `read_picture`, and `also(tree, folder)` may write more files into a folder and return
-    numbers of the leaves, whose distributions the page then shows. A
-    picture larger than `tile` pixels along a side, or than `tiles.WHOLE` pixels if none is given,
-    is predicted in overlapping tiles (`pictures/tiles.py`); `tile=0` never does that. `watch` wraps
-    the loop over files, or over the tiles of a single file.
+    numbers of the leaves, whose distributions the page then shows; `remark` is what to beware of in
+    all pictures. A picture larger than `tile` pixels along a side, or than `tiles.WHOLE` pixels if
+    none is given, is predicted in overlapping tiles (`pictures/tiles.py`); `tile=0` never does
+    that. `watch` wraps the loop over files, or over the tiles of a single file.
     """
     adjustment = Adjustment.of(levels, gamma, invert)
     if digit:
@@ -96,8 +95,10 @@ def predict_files(
     with _kept_if_used(out) as out:
         for file, folder in watch(list(zip(files, _choose_folders(files, out), strict=True))):
             try:
-                given = _read(predictor, file, resize, adjustment, digit, warn)
-                shown.append(_predict(predictor, *given, folder, str(file), also, tiling))
+                pixels, remarks = _read(predictor, file, resize, adjustment, digit, warn)
+                if remark:
+                    remarks["note"] = ". ".join(filter(None, (remarks.get("note"), remark)))
+                shown.append(_predict(predictor, pixels, remarks, folder, str(file), also, tiling))
                 folders.append(folder)
             except (ValueError, RuntimeError, OSError, MemoryError, SafetensorError) as error:
                 text = str(error) or type(error).__name__
@@ -134,7 +135,7 @@ def _read(
     """The picture in a file as the model takes it, and what is to be said of it; `warn` hears that
     too."""
     stored = read_stored(file, predictor, resize, digit)
-    remarks = _resized(file, stored.shape[-2:], warn) if resize else {}
+    remarks = _resized(file, stored.shape[-2:], digit, warn) if resize or digit else {}
     pixels = adjustment.apply(stored, str(file))
 
     def see(other: Tensor) -> Tensor:
@@ -148,16 +149,18 @@ def _read(
 
 
 def _resized(
-    file: str | PathLike[str], want: Sequence[int], warn: Callable[[str], object]
+    file: str | PathLike[str], want: Sequence[int], digit: bool, warn: Callable[[str], object]
 ) -> dict[str, str]:
-    """What was done to a file of another size than the model's mask."""
+    """What was done to a file of another size than the model's mask, or to one with a digit."""
     with Path(file).open("rb") as opened:
         height, width, _ = read_header(opened, str(file))
-    if (height, width) == tuple(want):
+    if digit:
+        return {"resized": caption_digit((height, width))}
+    if not (caption := caption_resize((height, width), want)):
         return {}
     why = f"the model takes {'×'.join(map(str, want))}"
     warn(describe_resize(str(file), (height, width), want, why))
-    return {"resized": caption_resize((height, width), want)}
+    return {"resized": caption}
 
 
 class Tiling(NamedTuple):

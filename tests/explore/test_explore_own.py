@@ -186,6 +186,53 @@ def test_every_stroke_of_a_drawing_grows_a_tree(visit: Callable[..., Any], serve
     assert ink > 28 * 28 * 255 * 1.05  # more than opacity: something was drawn
 
 
+def stroke(opened: Any, *places: tuple[float, float]) -> None:
+    """Draw from place to place, each a share of the paper's width and height."""
+    paper = opened.locator("#draw").bounding_box()
+    at = [(paper["x"] + x * paper["width"], paper["y"] + y * paper["height"]) for x, y in places]
+    with opened.expect_response(lambda r: "predict" in r.url):
+        opened.mouse.move(*at[0])
+        opened.mouse.down()
+        for place in at[1:]:
+            opened.mouse.move(*place, steps=4)
+        opened.mouse.up()
+
+
+def test_a_revealed_truth_goes_when_the_next_drawing_has_none(
+    visit: Callable[..., Any], served: str
+) -> None:
+    """A drawing that is blank in the hole shows nothing of what is hidden."""
+    opened = visit(served)
+    opened.wait_for_selector("body.ready")
+    opened.locator("#own-button").click()
+    stroke(opened, (0.3, 0.1), (0.5, 0.9))
+    opened.wait_for_selector("#examples button:nth-child(2)")
+    press(opened, "Escape", "t")
+    assert opened.locator("#truth img").count() == 1
+    opened.locator("#own-button").click()
+    stroke(opened, (0.6, 0.1), (0.6, 0.9))  # the truth of the next stroke stays revealed
+    opened.wait_for_function("document.querySelectorAll('#truth img').length === 1")
+    opened.locator("#clear-drawing").click()
+    stroke(opened, (0.2, 0.95), (0.8, 0.95))
+    opened.wait_for_selector("body.without-truth")
+    assert opened.locator("#message").is_hidden()
+    assert "no picture" in opened.locator("#take-example").get_attribute("title")
+
+
+def test_a_new_picture_hides_its_truth(
+    visit: Callable[..., Any], served: str, tmp_path: Path
+) -> None:
+    opened = visit(served)
+    opened.wait_for_selector("body.ready")
+    Image.linear_gradient("L").resize((28, 28)).save(tmp_path / "mine.png")
+    for uploads in (1, 2):
+        opened.locator("#file").set_input_files(tmp_path / "mine.png")
+        opened.wait_for_selector(f"#examples button:nth-child({uploads + 1})")
+        assert opened.locator("#truth img").count() == 0
+        press(opened, "t")
+        assert opened.locator("#truth img").count() == 1
+
+
 GIVE = """([kind, bytes, name]) => {
     const transfer = new DataTransfer();
     transfer.items.add(new File([new Uint8Array(bytes)], name, { type: 'image/png' }));

@@ -55,8 +55,9 @@ def run_predict(arguments: argparse.Namespace) -> None:
         print(f"ptrees predict: {message}", file=sys.stderr)
 
     predictor = load(arguments.model)
-    if arguments.count and (note := describe_counting(predictor)):
-        warn(note)
+    remark = describe_counting(predictor) if arguments.count else ""
+    if remark:
+        warn(remark)
     names = ("resize", "invert", "levels", "gamma", "digit", "tile", "overlap")
     try:
         written = predict_files(
@@ -65,6 +66,7 @@ def run_predict(arguments: argparse.Namespace) -> None:
             arguments.out,
             **{name: getattr(arguments, name) for name in names},
             also=nucleus_counter(arguments),
+            remark=remark,
             warn=warn,
             watch=track("predicting"),
         )

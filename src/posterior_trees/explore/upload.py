@@ -109,7 +109,7 @@ def answer(
     height, width, _ = read_header(BytesIO(content), name)
     resized = caption_resize((height, width), pixels.shape[-2:])
     if digit:
-        resized = f"the digit found in {height}×{width} (height×width)"
+        resized = caption_digit((height, width))
     if resized and has_scale(predictor):
         resized += f", {RESCALED}"
     return made._replace(resized=resized)
@@ -198,6 +198,11 @@ def caption_resize(have: Sequence[int], want: Sequence[int]) -> str:
         return ""
     before, after = ("×".join(map(str, size)) for size in (have, want))
     return f"{_resizing(have, want)} from {before} to {after} (height×width)"
+
+
+def caption_digit(size: Sequence[int]) -> str:
+    """The same of a photograph, of which the digit is taken."""
+    return f"the digit found in {'×'.join(map(str, size))} (height×width)"
 
 
 def _resizing(have: Sequence[int], want: Sequence[int]) -> str:

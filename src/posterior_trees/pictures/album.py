@@ -22,6 +22,10 @@ SHOWN = 512
 """Pixels of the longer side in figures and pages; node files and `tree.safetensors` have all."""
 
 
+Measures = Mapping[str, Sequence[float | int | None]]
+"""Numbers of a tree's leaves by their names; None for an absent leaf."""
+
+
 class Shown(NamedTuple):
     """What figures and the page show of one picture: `x` is the picture where it shows what was
     hidden, else None. `remarks` are those of `explore/content.py`, `note` and `resized`, and
@@ -32,7 +36,7 @@ class Shown(NamedTuple):
     y: Tensor
     x: Tensor | None
     remarks: Mapping[str, str]
-    measures: Mapping[str, Sequence[float | int | None]]
+    measures: Measures
 
     @classmethod
     def of(

@@ -3,7 +3,7 @@
 
 import { makePaper, renderPaper } from "./paper.js";
 import { download, hush, say } from "./share.js";
-import { $, data, onRender, update } from "./state.js";
+import { $, data, onRender, state, update } from "./state.js";
 
 const server = data.server;
 let latest = 0;
@@ -58,10 +58,12 @@ async function ask(blob, title, { isSketch = false, hole = null } = {}) {
   try {
     const made = await request(blob, title, { isSketch, hole });
     if (mine !== latest && isSketch) return;
-    if (isSketch && data.examples[0]?.isSketch) data.examples.shift();
+    const again = isSketch && data.examples[0]?.isSketch; // a truth that was revealed stays so
+    const truth = Boolean(again && made.truth && state.truth && state.example === 0);
+    if (again) data.examples.shift();
     data.examples.unshift(Object.assign(made, { isSketch }));
     data.size = data.examples.length === 1 ? made.size : data.size;
-    update({ example: 0, path: [] });
+    update({ example: 0, path: [], truth });
     if (!isSketch) $("own").close();
   } catch (error) {
     const isDown = error instanceof TypeError;

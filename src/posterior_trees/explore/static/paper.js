@@ -89,8 +89,10 @@ async function takeExample() {
 
 // Only an example with a truth of the model's size can be taken.
 export function renderPaper() {
-  const { truth, size } = example();
-  $("take-example").disabled = !truth || size.join() !== paper.size.join();
+  const { truth, size } = example(), isFit = truth && size.join() === paper.size.join();
+  $("take-example").disabled = !isFit;
+  $("take-example").title = isFit ? "Put the clean picture of the current example here, which reveals it"
+    : "Of this example no picture of the model's size is known that shows what it hides";
 }
 
 // ---- strokes ----------------------------------------------------------------------------------

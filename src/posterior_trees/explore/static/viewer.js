@@ -82,7 +82,7 @@ export function renderSides() {
     truth && state.truth ? element("img", { src: truth, alt: "Truth" }) : "Reveal truth");
   const leaf = truth_path && tree.levels.at(-1)[truth_path.at(-1)];
   $("truth-caption").textContent =
-    state.truth && truth_path.length > 1 ? `Truth · its leaf: ${percent(leaf.p)}` : "Truth";
+    state.truth && truth_path?.length > 1 ? `Truth · its leaf: ${percent(leaf.p)}` : "Truth";
 }
 
 // ---- looking: hovering and flickering ------------------------------------------------------
