@@ -156,6 +156,23 @@ def test_normalisation_and_its_gradients(kind, channels, groups, size):
     assert_same(got, [tensor.float() for tensor in exact])
 
 
+def test_channels_of_zeros_need_no_parameters_and_stay_zeros(kind):
+    """40 channels for 36 parameters, in ten groups of four: cuDNN likes multiples of eight. Here
+    what follows the parameters in memory must not be read."""
+    weight, bias = torch.randn(2, 36, device=DEVICE)
+    inputs = 3 * maps(2, 36, 12, 16) + 1, torch.zeros(2, 4, 12, 16, device=DEVICE), weight, bias
+
+    def widened(x, zeros, *parameters):
+        followed = [F.pad(values, (0, 4), value=7.0)[:36] for values in parameters]
+        return norm.fused(torch.cat([x, zeros], dim=1), None, *followed, 10, 1e-5)[0]
+
+    def apart(x, zeros, weight, bias):
+        known = F.leaky_relu(F.group_norm(x, 9, weight, bias), 0.2)
+        return torch.cat([known, 0 * zeros], dim=1)
+
+    assert_same(gradients(widened, *inputs), gradients(apart, *inputs))
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_normalisation_in_half_precision_is_near(kind, dtype):
     x, (weight, bias) = maps(2, 36, 6, 10), torch.randn(2, 36, device=DEVICE)

@@ -87,15 +87,14 @@ def normalize_and_activate(
     """
     if not isinstance(norm, nn.GroupNorm):
         return F.leaky_relu(norm(maps), SLOPE, inplace=True)
-    weight, bias, groups = norm.weight, norm.bias, norm.num_groups
     extra = maps.shape[1] - norm.num_channels
-    if extra:
-        weight, bias = F.pad(torch.stack([weight, bias]), (0, extra)).unbind()
-        groups += extra * groups // norm.num_channels
+    groups = norm.num_groups + extra * norm.num_groups // norm.num_channels
     if maps.is_cuda and maps.dtype in HALF and has_kernels():
-        return fused(maps, sums, weight, bias, groups, norm.eps)[0]
-    plain = F.group_norm(maps, groups, weight, bias, norm.eps) if extra else norm(maps)
-    return F.leaky_relu(plain, SLOPE, inplace=True)
+        return fused(maps, sums, norm.weight, norm.bias, groups, norm.eps)[0]
+    if not extra:
+        return F.leaky_relu(norm(maps), SLOPE, inplace=True)
+    parameters = F.pad(torch.stack([norm.weight, norm.bias]), (0, extra)).unbind()
+    return F.leaky_relu(F.group_norm(maps, groups, *parameters, norm.eps), SLOPE, inplace=True)
 
 
 def is_half(maps: Tensor) -> bool:
@@ -156,7 +155,8 @@ def _go_back(ctx, grads, _):
     """What is not a kernel of ours is plain torch, which the compiler fuses."""
     weight = ctx.saved_tensors[2]
     of_maps, of_parameters = fused_backward(grads, *ctx.saved_tensors)
-    of_weight, of_bias = of_parameters.sum(dim=0).to(weight.dtype).unbind()
+    of_known = of_parameters[..., : len(weight)]
+    of_weight, of_bias = of_known.sum(dim=0).to(weight.dtype).unbind()
     return of_maps, None, of_weight, of_bias, None, None
 
 

@@ -40,11 +40,11 @@ def _sloped(maps, grads, places, mask, a, b):
 @no_type_check
 def _grad_sums(
     maps, grads, moments, gamma, beta, sums, area, parts, per_part,
-    CHANNELS: tl.constexpr, GROUP: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
-    STAGES: tl.constexpr,
+    CHANNELS: tl.constexpr, KNOWN: tl.constexpr, GROUP: tl.constexpr, BLOCK: tl.constexpr,
+    ROWS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     image, begin, end, channel, exists = own_pixels(area, parts, per_part, CHANNELS, BLOCK)
-    a, b = load_line(moments, gamma, beta, image, channel, exists, CHANNELS, GROUP)
+    a, b = load_line(moments, gamma, beta, image, channel, exists, CHANNELS, KNOWN, GROUP)
     first = tl.zeros((ROWS, BLOCK), dtype=tl.float32)
     second = tl.zeros((ROWS, BLOCK), dtype=tl.float32)
     for start in tl.range(begin, end, ROWS, num_stages=STAGES):
@@ -60,7 +60,7 @@ def _grad_sums(
 @no_type_check
 def _grad_plan(
     sums, moments, gamma, plan, of_parameters, parts, count, CHANNELS: tl.constexpr,
-    GROUP: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr,
+    KNOWN: tl.constexpr, GROUP: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
     """From the sums to s and t of every group, and to the parameters' gradients."""
     groups: tl.constexpr = CHANNELS // GROUP
@@ -69,7 +69,7 @@ def _grad_plan(
     channel, exists = group * GROUP + k, k < GROUP
     place = (image * groups + group) * 2
     mean, factor = tl.load(moments + place), tl.load(moments + place + 1)
-    weight = tl.load(gamma + channel, mask=exists, other=0.0)
+    weight = tl.load(gamma + channel, mask=exists & (channel < KNOWN), other=0.0)
     total, with_x = add_parts(sums, image, channel, exists, parts, CHANNELS, PARTS, BLOCK)
     with_x = factor * (with_x - mean * total)  # now with the normalised x
     first = tl.sum(weight * total, axis=0) / count
@@ -86,11 +86,11 @@ def _grad_plan(
 @no_type_check
 def _grad_maps(
     maps, grads, moments, gamma, beta, plan, out, area, parts, per_part,
-    CHANNELS: tl.constexpr, GROUP: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
-    STAGES: tl.constexpr,
+    CHANNELS: tl.constexpr, KNOWN: tl.constexpr, GROUP: tl.constexpr, BLOCK: tl.constexpr,
+    ROWS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     image, begin, end, channel, exists = own_pixels(area, parts, per_part, CHANNELS, BLOCK)
-    a, b = load_line(moments, gamma, beta, image, channel, exists, CHANNELS, GROUP)
+    a, b = load_line(moments, gamma, beta, image, channel, exists, CHANNELS, KNOWN, GROUP)
     steep, level = load_moments(plan, image, channel, exists, CHANNELS, GROUP)
     for start in tl.range(begin, end, ROWS, num_stages=STAGES):
         pixel = start + tl.arange(0, ROWS)
@@ -105,8 +105,8 @@ def gradients(
     grads: Float[Tensor, "b c h w"],
     maps: Float[Tensor, "b c h w"],
     moments: Float[Tensor, "b groups 2"],
-    gamma: Float[Tensor, "c"],
-    beta: Float[Tensor, "c"],
+    gamma: Float[Tensor, "known"],
+    beta: Float[Tensor, "known"],
 ) -> tuple[Float[Tensor, "b c h w"], Float[Tensor, "b 2 c"]]:
     r"""Of the maps, from that of what `group_norm` returned; and those of gamma and beta, of every
     image by itself.
@@ -129,17 +129,17 @@ def gradients(
     share = deal_out(batch, channels, area, GRAD_SUMS)
     sums = moments.new_empty(batch, share.parts, 2, channels)
     _grad_sums[share.grid](
-        maps, grads, *norm, sums, area, share.parts, share.per_part, channels, group, share.block,
-        share.rows, GRAD_SUMS.stages, num_warps=GRAD_SUMS.warps,
+        maps, grads, *norm, sums, area, share.parts, share.per_part, channels, len(gamma), group,
+        share.block, share.rows, GRAD_SUMS.stages, num_warps=GRAD_SUMS.warps,
     )  # fmt: skip
     plan, of_parameters = moments.new_empty(moments.shape), moments.new_empty(batch, 2, channels)
     _grad_plan[(groups * batch,)](
         sums, moments, gamma, plan, of_parameters, share.parts, float(group * area), channels,
-        group, *by_group(channels, groups, share.parts), num_warps=8,
+        len(gamma), group, *by_group(channels, groups, share.parts), num_warps=8,
     )  # fmt: skip
     out, share = like(maps, channels, height, width), deal_out(batch, channels, area, GRAD_MAPS)
     _grad_maps[share.grid](
-        maps, grads, *norm, plan, out, area, share.parts, share.per_part, channels, group,
-        share.block, share.rows, GRAD_MAPS.stages, num_warps=GRAD_MAPS.warps,
+        maps, grads, *norm, plan, out, area, share.parts, share.per_part, channels, len(gamma),
+        group, share.block, share.rows, GRAD_MAPS.stages, num_warps=GRAD_MAPS.warps,
     )  # fmt: skip
     return out, of_parameters

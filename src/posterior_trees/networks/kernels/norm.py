@@ -12,6 +12,9 @@ group, and these from sums of values and of squares:
 - groups so small that a program holds one need no sums (`kernels/small.py`): `group_norm` chooses;
 - the way back, for training, is in `gradients.py`.
 
+Of maps with more channels than there are parameters the others are zeros, groups of their own
+(`grouped.room_for`): where none is `KNOWN`, a parameter is 0.
+
 `sums` come in parts, (b, parts, 2, channels): deterministic, and quick to add up.
 """
 
@@ -41,8 +44,8 @@ class Norm(NamedTuple):
     deviations."""
 
     moments: Float[Tensor, "b groups 2"]
-    gamma: Float[Tensor, "c"]
-    beta: Float[Tensor, "c"]
+    gamma: Float[Tensor, "known"]
+    beta: Float[Tensor, "known"]
 
 
 @triton.jit
@@ -68,12 +71,14 @@ def load_moments(
 @triton.jit
 @no_type_check
 def load_line(
-    moments, gamma, beta, image, channel, exists, CHANNELS: tl.constexpr, GROUP: tl.constexpr
+    moments, gamma, beta, image, channel, exists, CHANNELS: tl.constexpr, KNOWN: tl.constexpr,
+    GROUP: tl.constexpr,
 ):  # fmt: skip
     """a and b of the channels."""
     mean, factor = load_moments(moments, image, channel, exists, CHANNELS, GROUP)
-    a = tl.load(gamma + channel, mask=exists, other=0.0) * factor
-    return a, tl.load(beta + channel, mask=exists, other=0.0) - mean * a
+    known = exists & (channel < KNOWN)
+    a = tl.load(gamma + channel, mask=known, other=0.0) * factor
+    return a, tl.load(beta + channel, mask=known, other=0.0) - mean * a
 
 
 @triton.jit
@@ -152,11 +157,11 @@ def activated(maps, places, mask, a, b):
 @no_type_check
 def _normalize(
     maps, moments, gamma, beta, out, means, area, parts, per_part,
-    CHANNELS: tl.constexpr, GROUP: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
-    STAGES: tl.constexpr, MEANS: tl.constexpr,
+    CHANNELS: tl.constexpr, KNOWN: tl.constexpr, GROUP: tl.constexpr, BLOCK: tl.constexpr,
+    ROWS: tl.constexpr, STAGES: tl.constexpr, MEANS: tl.constexpr,
 ):  # fmt: skip
     image, begin, end, channel, exists = own_pixels(area, parts, per_part, CHANNELS, BLOCK)
-    a, b = load_line(moments, gamma, beta, image, channel, exists, CHANNELS, GROUP)
+    a, b = load_line(moments, gamma, beta, image, channel, exists, CHANNELS, KNOWN, GROUP)
     total = tl.zeros((ROWS, BLOCK), dtype=tl.float32)
     for start in tl.range(begin, end, ROWS, num_stages=STAGES):
         pixel = start + tl.arange(0, ROWS)
@@ -173,8 +178,8 @@ def _normalize(
 
 def group_norm(
     maps: Float[Tensor, "b c h w"],
-    gamma: Float[Tensor, "c"],
-    beta: Float[Tensor, "c"],
+    gamma: Float[Tensor, "known"],
+    beta: Float[Tensor, "known"],
     groups: int,
     epsilon: float,
     sums: Float[Tensor, "b parts 2 c"] | None = None,
@@ -233,7 +238,7 @@ def _normalized(maps: Tensor, norm: Norm, how: Pass, *, has_means: bool):
     means = norm.moments.new_empty(batch, share.parts, channels) if has_means else norm.moments
     _normalize[share.grid](
         maps, *norm, out, means, height * width, share.parts, share.per_part, channels,
-        channels // norm.moments.shape[1], share.block, share.rows, how.stages, has_means,
-        num_warps=how.warps,
+        len(norm.gamma), channels // norm.moments.shape[1], share.block, share.rows, how.stages,
+        has_means, num_warps=how.warps,
     )  # fmt: skip
     return out, means

@@ -41,13 +41,14 @@ def _own_group(
 @no_type_check
 def _group_norm(
     maps, gamma, beta, out, moments, area, count, epsilon, CHANNELS: tl.constexpr,
-    GROUP: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
+    KNOWN: tl.constexpr, GROUP: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     _, group, channel, exists, begin, places, mask = _own_group(area, CHANNELS, GROUP, BLOCK, ROWS)
     maps, out = maps + begin, out + begin
     x = tl.load(maps + places, mask=mask, other=0.0).to(tl.float32)
-    weight = tl.load(gamma + channel, mask=exists, other=0.0)
-    level = tl.load(beta + channel, mask=exists, other=0.0)
+    known = exists & (channel < KNOWN)
+    weight = tl.load(gamma + channel, mask=known, other=0.0)
+    level = tl.load(beta + channel, mask=known, other=0.0)
     mean = tl.sum(tl.sum(x, axis=0), axis=0) / count
     centred = tl.where(mask, x - mean, 0.0)
     factor = tl.rsqrt(tl.sum(tl.sum(centred * centred, axis=0), axis=0) / count + epsilon)
@@ -62,7 +63,7 @@ def _group_norm(
 @no_type_check
 def _gradients(
     maps, grads, moments, gamma, beta, out, of_parameters, area, count, CHANNELS: tl.constexpr,
-    GROUP: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
+    KNOWN: tl.constexpr, GROUP: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     image, group, channel, exists, begin, places, mask = _own_group(
         area, CHANNELS, GROUP, BLOCK, ROWS
@@ -71,8 +72,9 @@ def _gradients(
     x = tl.load(maps + places, mask=mask, other=0.0).to(tl.float32)
     grad = tl.load(grads + places, mask=mask, other=0.0).to(tl.float32)
     mean, factor = tl.load(moments + group * 2), tl.load(moments + group * 2 + 1)
-    weight = tl.load(gamma + channel, mask=exists, other=0.0)
-    level = tl.load(beta + channel, mask=exists, other=0.0)
+    known = exists & (channel < KNOWN)
+    weight = tl.load(gamma + channel, mask=known, other=0.0)
+    level = tl.load(beta + channel, mask=known, other=0.0)
     x = (x - mean) * factor
     grad = tl.where(x * weight[None, :] + level[None, :] > 0, grad, SLOPE * grad)
     total, with_x = tl.sum(grad, axis=0), tl.sum(grad * x, axis=0)
@@ -93,8 +95,8 @@ def fits(maps: Float[Tensor, "b c h w"], groups: int, count: int) -> bool:
 
 def small_norm(
     maps: Float[Tensor, "b c h w"],
-    gamma: Float[Tensor, "c"],
-    beta: Float[Tensor, "c"],
+    gamma: Float[Tensor, "known"],
+    beta: Float[Tensor, "known"],
     groups: int,
     epsilon: float,
 ) -> tuple[Float[Tensor, "b c h w"], Float[Tensor, "b groups 2"]]:
@@ -106,7 +108,7 @@ def small_norm(
     (block, rows), group, area = _tile(maps, groups), channels // groups, height * width
     _group_norm[(batch * groups,)](
         maps, gamma, beta, out, moments, area, float(group * area), epsilon,
-        channels, group, block, rows, num_warps=_warps(block * rows),
+        channels, len(gamma), group, block, rows, num_warps=_warps(block * rows),
     )  # fmt: skip
     return out, moments
 
@@ -115,8 +117,8 @@ def small_gradients(
     grads: Float[Tensor, "b c h w"],
     maps: Float[Tensor, "b c h w"],
     moments: Float[Tensor, "b groups 2"],
-    gamma: Float[Tensor, "c"],
-    beta: Float[Tensor, "c"],
+    gamma: Float[Tensor, "known"],
+    beta: Float[Tensor, "known"],
 ) -> tuple[Float[Tensor, "b c h w"], Float[Tensor, "b 2 c"]]:
     """Of the maps, and of every image of gamma and beta; the formula is in `gradients.py`."""
     grads, maps = channels_last(grads), channels_last(maps)
@@ -127,7 +129,7 @@ def small_gradients(
     (block, rows), group = _tile(maps, groups), channels // groups
     _gradients[(batch * groups,)](
         maps, grads, moments, gamma, beta, out, of_parameters, area, float(group * area),
-        channels, group, block, rows, num_warps=_warps(2 * block * rows),
+        channels, len(gamma), group, block, rows, num_warps=_warps(2 * block * rows),
     )  # fmt: skip
     return out, of_parameters
 
