@@ -34,7 +34,7 @@ from posterior_trees.data.decode import read_header
 from posterior_trees.explore.upload import caption_digit, caption_resize, describe_resize
 from posterior_trees.figure import save_figure
 from posterior_trees.pictures.adjust import Adjustment, describe_misfit, refuse_with_digit
-from posterior_trees.pictures.album import Measures, Shown, make_album
+from posterior_trees.pictures.album import LeafNumbers, Shown, make_album
 from posterior_trees.pictures.digit import check_takes_digits
 from posterior_trees.pictures.doubt import describe_doubt
 from posterior_trees.pictures.hidden import shows_hidden
@@ -69,7 +69,7 @@ def predict_files(
     digit: bool = False,
     tile: int | None = None,
     overlap: int = OVERLAP,
-    also: Callable[[Tree, Path], Measures | None] | None = None,
+    also: Callable[[Tree, Path], LeafNumbers | None] | None = None,
     remark: str = "",
     warn: Callable[[str], object] = warnings.warn,
     watch: Callable = iter,
@@ -232,7 +232,7 @@ def _write(
     small: Shown,
     facts: dict[str, str],
     also: Callable | None,
-) -> Measures:
+) -> LeafNumbers:
     """Fill a folder beside the final one, then put it in its place; returns what `also` found."""
     part = folder.with_name(f".{folder.name}.part")
     shutil.rmtree(part, ignore_errors=True)

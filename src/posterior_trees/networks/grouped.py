@@ -22,9 +22,8 @@ def enlarging(weight: Float[Tensor, "out in 3 3"]) -> Float[Tensor, "in out 4 4"
     enlargement followed by a convolution with `weight`: per axis (w₂, w₁+w₂, w₀+w₁, w₀), which is
     (w₂, w₁, w₀) in both of its places. All four corners at once are one kernel when compiled."""
     turned = weight.flip(2, 3).transpose(0, 1)
-    above, below = ((0, 1, 0, 1), (1, 0, 0, 1)), ((0, 1, 1, 0), (1, 0, 1, 0))
-    corners = [F.pad(turned, place) for place in (*above, *below)]
-    return reduce(torch.add, corners)
+    places = [(left, 1 - left, top, 1 - top) for top in (0, 1) for left in (0, 1)]
+    return reduce(torch.add, [F.pad(turned, place) for place in places])
 
 
 def deal(

@@ -22,7 +22,7 @@ SHOWN = 512
 """Pixels of the longer side in figures and pages; node files and `tree.safetensors` have all."""
 
 
-Measures = Mapping[str, Sequence[float | int | None]]
+LeafNumbers = Mapping[str, Sequence[float | int | None]]
 """Numbers of a tree's leaves by their names; None for an absent leaf."""
 
 
@@ -36,7 +36,7 @@ class Shown(NamedTuple):
     y: Tensor
     x: Tensor | None
     remarks: Mapping[str, str]
-    measures: Measures
+    measures: LeafNumbers
 
     @classmethod
     def of(
