@@ -375,7 +375,7 @@ def test_a_missing_rival_is_an_error_that_names_the_extra(name, package, monkeyp
     with pytest.raises(SystemExit) as stop:
         cli.main(words)
     assert stop.value.code == 1
-    assert 'pip install "posterior-trees[bench]"' in capsys.readouterr().err
+    assert 'pip install ".[bench]"' in capsys.readouterr().err
     cli.main([*words, "--skip-missing"])
     assert "is not installed" in capsys.readouterr().out
 
@@ -389,9 +389,9 @@ def test_no_measurements_at_all_are_refused(capsys) -> None:
 def test_a_note_is_printed_as_it_is(capsys) -> None:
     """Brackets name an extra to install, not a colour."""
     report = Report("kmeans", {}, {})
-    report.notes.append('pip install "posterior-trees[bench]"')
+    report.notes.append('pip install ".[bench]"')
     report.print()
-    assert 'pip install "posterior-trees[bench]"' in capsys.readouterr().out
+    assert 'pip install ".[bench]"' in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -165,7 +165,7 @@ def _check(predictor: TreePredictor) -> None:
         except ImportError:
             raise RuntimeError(
                 f"writing ONNX files needs {name}, which is not installed: "
-                'pip install "posterior-trees[onnx]"'
+                'pip install ".[onnx]" in a checkout'
             ) from None
     if predictor.device.type != "cpu" or predictor.dtype != torch.float32:
         raise ValueError(

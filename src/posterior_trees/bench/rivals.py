@@ -12,7 +12,7 @@ def find_rivals(names: tuple[str, ...], extra: str = "bench") -> list[ModuleType
         missing = (error.name or names[0]).partition(".")[0]
         raise RuntimeError(
             f"{missing} is not installed, so nothing can be compared with it: "
-            f'pip install "posterior-trees[{extra}]"'
+            f'pip install ".[{extra}]" in a checkout'
         ) from None
 
 

@@ -87,7 +87,7 @@ def serve(app: Any, host: str, port: int, is_shown: bool = True) -> None:
     except ImportError:
         raise RuntimeError(
             "the explorer's server needs uvicorn, which is not installed: "
-            'pip install "posterior-trees[explore]"'
+            'pip install ".[explore]" in a checkout'
         ) from None
     opened = listen(host, port)
     shown = "127.0.0.1" if host in ("0.0.0.0", "::", "") else host

@@ -223,6 +223,6 @@ def import_fastapi() -> Any:
     except ImportError as error:
         raise RuntimeError(
             f"the explorer's server needs {error.name}, which is not installed: "
-            'pip install "posterior-trees[explore]"'
+            'pip install ".[explore]" in a checkout'
         ) from None
     return fastapi
