@@ -20,6 +20,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
+import torch._functorch.config as tracing
 from lightning_fabric import Fabric
 from lightning_fabric.plugins.precision import MixedPrecision
 from torch import Tensor
@@ -349,7 +350,7 @@ from posterior_trees import train
 from posterior_trees.training import learn
 from tests.tiny import make_blobs, make_recipe
 trace = partial(torch.compile, backend="eager", fullgraph=True)
-def compiled(function):
+def compiled(function, **_):
     traced = trace(function)
     if isinstance(function, torch.nn.Module):
         return traced
@@ -379,6 +380,17 @@ def test_the_compiler_judges_a_batch_in_one_piece(tmp_path):
     plain = state_of(tmp_path / "false")
     for name, found in state_of(tmp_path / "true").items():
         torch.testing.assert_close(found, plain[name])
+
+
+@pytest.mark.skipif(not hasattr(tracing, "backward_pass_autocast"), reason="torch before 2.9")
+def test_a_network_is_compiled_with_a_plain_way_back(tmp_path, recipe, blobs):
+    chosen, found = recipe(), []
+    fabric, run = make_fabric(chosen, "cpu"), Run(tmp_path, chosen)
+    trainer = Trainer(chosen, build_predictor(chosen), blobs(24), None, fabric, run)
+    note = lambda *_: found.append(tracing.backward_pass_autocast)  # noqa: E731
+    trainer.learner.network.register_forward_pre_hook(note)
+    trainer.advance(0)
+    assert found == ["off"]
 
 
 @pytest.mark.gpu

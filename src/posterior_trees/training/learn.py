@@ -15,7 +15,7 @@ from lightning_fabric import Fabric
 from torch import Tensor, nn
 
 from posterior_trees.capture import Capture
-from posterior_trees.compiling import compiled
+from posterior_trees.compiling import compiled, plain_way_back
 from posterior_trees.loss import Objective, epsilon_at, objective
 from posterior_trees.networks.head import Leaves
 from posterior_trees.networks.norm import has_kernels
@@ -25,8 +25,18 @@ from posterior_trees.training.conscience import handicaps, note_taught, start_bi
 from posterior_trees.training.devices import gather_leaves, sum_over_processes
 from posterior_trees.training.focus import errors_regarded, regarded
 from posterior_trees.training.health import Health
-from posterior_trees.training.optimize import Average, Schedule, load_slots, make_optimizer
+from posterior_trees.training.optimize import (
+    Average,
+    Schedule,
+    compile_step,
+    load_slots,
+    make_optimizer,
+)
 from posterior_trees.training.seeds import coarse, distances, find_centres, start_centres
+
+LITTLE = 2**21
+"""Numbers in all leaves of a batch up to which a launch takes longer than a pass over them: those
+of 256 digits are fewer, those of 64 faces at 64×64 more."""
 
 
 class Learner:
@@ -54,7 +64,7 @@ class Learner:
         groups = len(self.optimizer.param_groups)
         self.numbers = torch.zeros(groups + 4, device=fabric.device)
         self.centres: list[Tensor] = []
-        self.has_centres = False
+        self.has_centres = self.is_ready = False
         self._place_rates()
         self.beta = 0.0 if recipe.loss.probability == "paper" else recipe.loss.beta
 
@@ -67,10 +77,19 @@ class Learner:
     ) -> Int[Tensor, "batch"]:
         """One optimiser step on this process's part of a batch, whose losses count by `weights`.
         Returns the leaves that the images of the whole batch reach, until the next call."""
-        if self.recipe.loss.seeds and not self.centres:
-            self.centres = start_centres(self._regard(x[0]), self.predictor.branching)
+        if not self.is_ready:
+            self._prepare(x)
         self._set_numbers(step)
         return self._learn(x, y, weights)
+
+    def _prepare(self, x: Float[Tensor, "b *shape"]) -> None:
+        """What depends on the size of the images, before the first batch."""
+        if self.recipe.loss.seeds and not self.centres:
+            self.centres = start_centres(self._regard(x[0]), self.predictor.branching)
+        if self.recipe.training.compile:
+            has_little_data = x.numel() * self.predictor.num_leaves <= LITTLE
+            self._judge = compiled(self._judge, has_little_data=has_little_data)
+        self.is_ready = True
 
     def epsilon(self, epoch: float | int) -> float:
         """The losers' weight after so many epochs."""
@@ -102,7 +121,8 @@ class Learner:
         """Forward, backward, optimiser, running average, and what is to be noted."""
         epsilon, share, strength, is_guided = self.numbers[-4:]
         self.wrapped.train()
-        leaves = self.wrapped(self.predictor.view(y))
+        with plain_way_back():
+            leaves = self.wrapped(self.predictor.view(y))
         wins = (self.bias, strength) if self.recipe.loss.conscience else ()
         total, sums, leaf, taught = self._judge(leaves, x, y, weights, epsilon, is_guided, *wins)
         self.fabric.backward(total)
@@ -184,11 +204,13 @@ class Learner:
             network.to(memory_format=torch.channels_last)  # ty: ignore[no-matching-overload]
             torch.backends.cudnn.benchmark = True
             has_kernels()  # asked before the compiler, for which it is a constant
-        if spec.compile:
-            self._judge = compiled(self._judge)
         trained: Any = compiled(network) if spec.compile else network
+        is_recorded = uses_cuda and spec.capture and self.fabric.world_size == 1
+        has_scaler = getattr(self.fabric.strategy.precision, "scaler", None) is not None
+        if spec.compile and is_recorded and not has_scaler:  # a scaler needs torch's own kernels
+            compile_step(self.optimizer)
         wrapped, self.optimizer = self.fabric.setup(trained, self.optimizer)
-        if uses_cuda and spec.capture and self.fabric.world_size == 1:
+        if is_recorded:
             self._learn = Capture(self._learn)  # ty: ignore[invalid-assignment]
         return network, wrapped
 

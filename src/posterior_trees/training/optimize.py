@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from posterior_trees.compiling import compiled
 from posterior_trees.recipe import Recipe
 from posterior_trees.recipe_sections import OptimizerSpec
 
@@ -105,6 +106,20 @@ def make_optimizer(recipe: Recipe, network: nn.Module, device: torch.device):
     if spec.name == "sgd":
         return torch.optim.SGD(tables, momentum=spec.momentum, fused=uses_cuda)
     return torch.optim.AdamW(tables, betas=(0.9, 0.999), fused=uses_cuda, capturable=uses_cuda)
+
+
+def compile_step(optimizer: torch.optim.Optimizer) -> None:
+    """Let the compiler write AdamW's kernels, for a step that will be recorded.
+
+    Torch's own give 65,536 weights to a block, so that a small network leaves most of a GPU idle.
+    Where steps are not recorded, the checks before compiled code take longer than it saves.
+    """
+    if not isinstance(optimizer, torch.optim.AdamW):
+        return
+    for group in optimizer.param_groups:
+        group.update(foreach=True, fused=False)
+    plain = optimizer.step
+    optimizer.step = compiled(lambda: plain())
 
 
 def load_slots(optimizer: torch.optim.Optimizer, slots: dict[Any, dict[str, Any]]) -> None:
