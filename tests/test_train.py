@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -28,6 +29,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from posterior_trees import LeafBalancer, Tree, cli, load, store
 from posterior_trees.build import build_predictor
+from posterior_trees.capture import Capture
 from posterior_trees.checkpoint import ModelError
 from posterior_trees.data import DataError, ImageSet
 from posterior_trees.loss import Objective, epsilon_at, probability_loss, tree_loss
@@ -38,6 +40,7 @@ from posterior_trees.recipe import read_recipe
 from posterior_trees.recipe_sections import OptimizerSpec
 from posterior_trees.seeding import seed_device
 from posterior_trees.train import Trainer, fit
+from posterior_trees.training import learn, optimize
 from posterior_trees.training.devices import make_fabric
 from posterior_trees.training.health import (
     Health,
@@ -380,6 +383,37 @@ def test_the_compiler_judges_a_batch_in_one_piece(tmp_path):
     plain = state_of(tmp_path / "false")
     for name, found in state_of(tmp_path / "true").items():
         torch.testing.assert_close(found, plain[name])
+
+
+class Replayed(Capture):
+    """What CUDA records and replays, called."""
+
+    def __call__(self, *inputs):
+        return self.function(*inputs)
+
+
+def test_a_short_recorded_step_moves_weights_as_a_plain_one(tmp_path, recipe, blobs, monkeypatch):
+    """AdamW traced by the compiler, which reads rates from tensors; torch itself runs it here."""
+    monkeypatch.setattr(learn, "compiled", lambda function, **_: function)
+    monkeypatch.setattr(optimize, "compiled", partial(torch.compile, backend="eager"))
+    weights = []
+    for is_recorded in ("false", "true"):
+        if is_recorded == "true":
+            read_rates_from_tensors(monkeypatch)
+        chosen = recipe(f"training.compile={is_recorded}", "optimizer.warmup_steps=3")
+        fabric, run = make_fabric(chosen, "cpu"), Run(tmp_path / is_recorded, chosen)
+        torch.manual_seed(0)
+        trainer = Trainer(chosen, build_predictor(chosen), blobs(24), None, fabric, run)
+        learner = trainer.learner
+        learner._learn = Replayed(learner._learn)
+        for group in learner.optimizer.param_groups:
+            group["capturable"] = is_recorded == "true"
+        for step in range(4):
+            trainer.advance(step)
+        assert ("step" in vars(learner.optimizer.optimizer)) == (is_recorded == "true")
+        weights.append([parameter.detach() for parameter in learner.network.parameters()])
+    for plain, found in zip(*weights, strict=True):
+        torch.testing.assert_close(found, plain, rtol=1e-3, atol=2e-6)
 
 
 @pytest.mark.skipif(not hasattr(tracing, "backward_pass_autocast"), reason="torch before 2.9")

@@ -89,6 +89,9 @@ class Learner:
         if self.recipe.training.compile:
             has_little_data = x.numel() * self.predictor.num_leaves <= LITTLE
             self._judge = compiled(self._judge, has_little_data=has_little_data)
+            has_scaler = getattr(self.fabric.strategy.precision, "scaler", None) is not None
+            if has_little_data and isinstance(self._learn, Capture) and not has_scaler:
+                compile_step(self.optimizer.optimizer)  # a scaler needs torch's own kernels
         self.is_ready = True
 
     def epsilon(self, epoch: float | int) -> float:
@@ -205,12 +208,8 @@ class Learner:
             torch.backends.cudnn.benchmark = True
             has_kernels()  # asked before the compiler, for which it is a constant
         trained: Any = compiled(network) if spec.compile else network
-        is_recorded = uses_cuda and spec.capture and self.fabric.world_size == 1
-        has_scaler = getattr(self.fabric.strategy.precision, "scaler", None) is not None
-        if spec.compile and is_recorded and not has_scaler:  # a scaler needs torch's own kernels
-            compile_step(self.optimizer)
         wrapped, self.optimizer = self.fabric.setup(trained, self.optimizer)
-        if is_recorded:
+        if uses_cuda and spec.capture and self.fabric.world_size == 1:
             self._learn = Capture(self._learn)  # ty: ignore[invalid-assignment]
         return network, wrapped
 

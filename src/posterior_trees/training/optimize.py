@@ -109,7 +109,7 @@ def make_optimizer(recipe: Recipe, network: nn.Module, device: torch.device):
 
 
 def compile_step(optimizer: torch.optim.Optimizer) -> None:
-    """Let the compiler write AdamW's kernels, for a step that will be recorded.
+    """Let the compiler write AdamW's kernels, for short steps that will be recorded.
 
     Torch's own give 65,536 weights to a block, so that a small network leaves most of a GPU idle.
     Where steps are not recorded, the checks before compiled code take longer than it saves.
