@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from posterior_trees import TreePredictor
-from posterior_trees.data import ImageSet
-from posterior_trees.examples import around_hole, evenly_spaced, predict_examples, save_examples
+from posterior_trees.data import ImageSet, evenly_spaced
+from posterior_trees.examples import around_hole, predict_examples, save_examples
 from posterior_trees.measure import Colorize, Inpaint
 from posterior_trees.networks.head import Leaves
 

@@ -12,7 +12,7 @@ from PIL import Image
 from torch import Tensor
 
 from posterior_trees.checkpoint import load
-from posterior_trees.examples import evenly_spaced
+from posterior_trees.data import evenly_spaced
 from posterior_trees.explore import page
 from posterior_trees.figure import save_figure
 from posterior_trees.predict import make_folder

@@ -5,16 +5,10 @@ from pathlib import Path
 
 import torch
 
-from posterior_trees.data import ImageSet
+from posterior_trees.data import ImageSet, evenly_spaced
 from posterior_trees.measure import Inpaint, measure_each
 from posterior_trees.predictor import TreePredictor
 from posterior_trees.tree import Tree
-
-
-def evenly_spaced(total: int, count: int) -> list[int]:
-    """`count` image numbers spread over a set: nobody picks the pretty ones."""
-    count = min(count, total)
-    return [i * total // count for i in range(count)]
 
 
 @torch.inference_mode()

@@ -38,6 +38,7 @@ from posterior_trees.pictures.album import LeafNumbers, Shown, make_album
 from posterior_trees.pictures.digit import check_takes_digits
 from posterior_trees.pictures.doubt import describe_doubt
 from posterior_trees.pictures.hidden import shows_hidden
+from posterior_trees.pictures.magnification import describe_magnification
 from posterior_trees.pictures.picture import read_stored
 from posterior_trees.pictures.tiles import OVERLAP, TILE, needs_tiles, predict_tiled
 from posterior_trees.predictor import TreePredictor
@@ -96,9 +97,12 @@ def predict_files(
         for file, folder in watch(list(zip(files, _choose_folders(files, out), strict=True))):
             try:
                 pixels, remarks = _read(predictor, file, resize, adjustment, digit, warn)
-                if remark:
-                    remarks["note"] = ". ".join(filter(None, (remarks.get("note"), remark)))
-                shown.append(_predict(predictor, pixels, remarks, folder, str(file), also, tiling))
+                tree = _predict(predictor, pixels, tiling)
+                if doubt := describe_magnification(tree, predictor):
+                    warn(f"{file}: {doubt}")
+                notes = filter(None, (remarks.get("note"), doubt, remark))
+                remarks |= {"note": note} if (note := ". ".join(notes)) else {}
+                shown.append(_keep(predictor, pixels, tree, remarks, folder, str(file), also))
                 folders.append(folder)
             except (ValueError, RuntimeError, OSError, MemoryError, SafetensorError) as error:
                 text = str(error) or type(error).__name__
@@ -171,23 +175,26 @@ class Tiling(NamedTuple):
     watch: Callable
 
 
-def _predict(
+def _predict(predictor: TreePredictor, pixels: Tensor, tiling: Tiling) -> Tree:
+    """The tree of one picture, cut into tiles if it is large."""
+    if not needs_tiles(predictor, pixels.shape[-2:], tiling.tile):
+        return predictor.predict(pixels, tile=0).to("cpu")
+    y = predictor.measurement.observe(pixels)
+    size = TILE if tiling.tile is None else tiling.tile
+    return predict_tiled(predictor, y, size, tiling.overlap, tiling.watch)
+
+
+def _keep(
     predictor: TreePredictor,
     pixels: Tensor,
+    tree: Tree,
     remarks: dict[str, str],
     folder: Path,
     file: str,
     also: Callable | None,
-    tiling: Tiling,
 ) -> Shown:
-    """Predict one picture's tree and write its folder."""
-    if needs_tiles(predictor, pixels.shape[-2:], tiling.tile):
-        y = predictor.measurement.observe(pixels)
-        size = TILE if tiling.tile is None else tiling.tile
-        tree = predict_tiled(predictor, y, size, tiling.overlap, tiling.watch)
-    else:
-        tree = predictor.predict(pixels, tile=0).to("cpu")
-        y = predictor.measurement.observe(pixels.to(predictor.device)).cpu()
+    """Write the folder of one picture; returns what the page shows of it."""
+    y = predictor.measurement.observe(pixels.to(predictor.device)).cpu()
     x = pixels.cpu() if shows_hidden(predictor.measurement, pixels) else None
     small = Shown.of(folder.name, tree, y, x, remarks)
     measures = _write(folder, tree, x, small, {"picture": file, "model": predictor.name}, also)

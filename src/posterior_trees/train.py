@@ -18,6 +18,7 @@ from posterior_trees.build import build_predictor
 from posterior_trees.checkpoint import provenance, save_model, start_from
 from posterior_trees.data import ImageSet, grid_patches, load_split
 from posterior_trees.evaluate import validate
+from posterior_trees.pictures.magnification import region_quantiles
 from posterior_trees.pictures.picture import brightness_range
 from posterior_trees.predictor import TreePredictor
 from posterior_trees.recipe import Recipe
@@ -118,7 +119,7 @@ class Trainer:
         self.total_steps = self.learner.total_steps
         self.step, self.seconds, self.saved_at = 0, 0.0, time.monotonic()
         self.best = math.inf
-        self.brightness: list[float] | None = None
+        self.known_of_images: dict[str, list[float]] = {}
         if recipe.training.calibrate:  # a network that cannot be calibrated is refused now
             find_layer(self.predictor, self.validation, recipe.seed)
 
@@ -237,9 +238,12 @@ class Trainer:
             )
 
     def _about(self) -> dict[str, Any]:
-        if self.brightness is None:
-            self.brightness = brightness_range(self.train, self.predictor.measurement)
+        if not self.known_of_images:
+            brightness = brightness_range(self.train, self.predictor.measurement)
+            self.known_of_images["input_brightness"] = brightness
+            if regions := region_quantiles(self.train):
+                self.known_of_images["region_pixels"] = regions
         facts = {"epochs": self.step / self.steps_per_epoch, "step": self.step}
         if "start" in self.predictor.about:
             facts["start"] = self.predictor.about["start"]
-        return {**provenance(), **facts, "input_brightness": self.brightness}
+        return {**provenance(), **facts, **self.known_of_images}

@@ -84,7 +84,7 @@ def run_train(arguments: argparse.Namespace) -> None:
 
 def darkness(images: "ImageSet") -> str:
     """What is odd about a set that hardly uses its range, or nothing."""
-    from posterior_trees.examples import evenly_spaced
+    from posterior_trees.data import evenly_spaced
 
     brightest: dict[str, float] = {}
     for number in evenly_spaced(len(images), LOOKED_AT):

@@ -9,7 +9,7 @@ from posterior_trees.data.download import download
 from posterior_trees.data.edges import draw_edges, store_edges
 from posterior_trees.data.errors import DataError
 from posterior_trees.data.idx import read_idx
-from posterior_trees.data.imageset import ImageSet
+from posterior_trees.data.imageset import ImageSet, evenly_spaced
 from posterior_trees.data.load import check_spec, find_folder, load_evaluation, load_split
 from posterior_trees.data.patches import grid_patches
 from posterior_trees.data.report import Row, report, status
@@ -26,6 +26,7 @@ __all__ = [
     "check_spec",
     "download",
     "draw_edges",
+    "evenly_spaced",
     "find_folder",
     "grid_patches",
     "load_evaluation",

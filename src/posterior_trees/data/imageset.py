@@ -81,6 +81,12 @@ class ImageSet:
         return ImageSet(_unsigned(function(self._x)), y, names)
 
 
+def evenly_spaced(total: int, count: int) -> list[int]:
+    """`count` image numbers spread over a set: nobody picks the pretty ones."""
+    count = min(count, total)
+    return [i * total // count for i in range(count)]
+
+
 def as_index(indices: Indices) -> Integer[Tensor, "b"]:
     """Numbers of images as a tensor; a mask of booleans is not one."""
     index = torch.as_tensor(indices)

@@ -34,6 +34,7 @@ from posterior_trees.pictures.adjust import Adjustment, describe_misfit, refuse_
 from posterior_trees.pictures.digit import check_takes_digits, find_digit
 from posterior_trees.pictures.doubt import describe_doubt
 from posterior_trees.pictures.hidden import lacks_hidden
+from posterior_trees.pictures.magnification import describe_magnification
 from posterior_trees.tree import Tree
 
 
@@ -108,6 +109,8 @@ def answer(
         made = made._replace(note=note)
     height, width, _ = read_header(BytesIO(content), name)
     resized = caption_resize((height, width), pixels.shape[-2:])
+    if not made.note and not resized:
+        made = made._replace(note=describe_magnification(made.tree, predictor))
     if digit:
         resized = caption_digit((height, width))
     if resized and has_scale(predictor):

@@ -18,10 +18,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from posterior_trees.data import DataError, ImageSet
+from posterior_trees.data import DataError, ImageSet, evenly_spaced
 from posterior_trees.data.decode import Stored, decode_raw
 from posterior_trees.data.imageset import to_float
-from posterior_trees.examples import evenly_spaced
 from posterior_trees.measure import Colorize, Denoise, Inpaint, Measurement, measure_each
 from posterior_trees.pictures.adjust import SLACK, Adjustment, refuse_with_digit
 from posterior_trees.pictures.digit import check_takes_digits, find_digit, takes_digits

@@ -15,7 +15,8 @@ from typing import Any
 
 from posterior_trees import store
 from posterior_trees.checkpoint import load
-from posterior_trees.examples import evenly_spaced, predict_examples
+from posterior_trees.data import evenly_spaced
+from posterior_trees.examples import predict_examples
 from posterior_trees.studies import figures
 from posterior_trees.studies.classifier import DigitReader
 from posterior_trees.studies.execute import Place

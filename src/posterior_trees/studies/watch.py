@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posterior_trees.data import ImageSet
-from posterior_trees.examples import evenly_spaced, predict_examples
+from posterior_trees.data import ImageSet, evenly_spaced
+from posterior_trees.examples import predict_examples
 from posterior_trees.measure import Inpaint, measure_each
 from posterior_trees.predictor import TreePredictor
 from posterior_trees.training.run import read_log

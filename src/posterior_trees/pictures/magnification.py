@@ -1,0 +1,82 @@
+r"""Whether a picture is at the magnification that a model was trained at, by what its tree shows.
+
+A model of pairs, of a missing stain say, knows things at one size. In a picture of another
+magnification it still finds some, and their size gives it away: it lies between that of the picture
+and that of the training. So let $m$ be the median number of pixels of an image's bright regions
+(`regions.py`), if it has at least ten. A trainer keeps the 5, 50 and 95 % quantiles of $m$ over the
+clean training images, and the root of a picture's tree is doubted if its $m$ is below the first or
+above the last by a factor of more than 1.25.
+
+In the cells of BBBC022 the quantiles are 161, 180 and 205 pixels. Of 22 test fields none was
+doubted as it is, 9 at 80 % of their size, 21 at 70 %, 15 at 125 % and all at 140 %; see
+`docs/cells.md`.
+"""
+
+from collections.abc import Iterator
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from posterior_trees.data import ImageSet, evenly_spaced
+from posterior_trees.label import sizes
+from posterior_trees.pictures.adjust import Trained
+from posterior_trees.pictures.count import FAINTEST, SMALLEST
+from posterior_trees.pictures.otsu import otsu
+from posterior_trees.pictures.regions import find_regions
+from posterior_trees.tree import Tree
+
+LEAST = 10
+"""Regions of an image, and images of a set, that have a median worth knowing."""
+SLACK = 1.25
+SIDE = 1024
+"""Pixels of the longest side that is looked at, in the middle of a picture."""
+PIXELS, IMAGES = 10_000_000, 200
+"""Of a training set that are looked at, but ten images at least."""
+
+
+def median_region(image: Float[Tensor, "h w"]) -> float | None:
+    """The median number of pixels of the bright regions; None of fewer than ten."""
+    top, left = (max(0, (side - SIDE) // 2) for side in image.shape)
+    image = image[top : top + SIDE, left : left + SIDE].detach().cpu().double()
+    pixels = sizes(find_regions(image > max(otsu(image), FAINTEST), SMALLEST))
+    return pixels.double().quantile(0.5).item() if len(pixels) >= LEAST else None
+
+
+def region_quantiles(images: ImageSet) -> list[float] | None:
+    """The 5, 50 and 95 % quantiles of the medians of a set's clean images, which a trainer keeps in
+    `about["region_pixels"]`; None unless they are grey, one of a pair each, and at least ten have
+    enough regions."""
+    found = torch.tensor([m for m in _medians(images) if m is not None]).double()
+    if len(found) < LEAST:
+        return None
+    return found.quantile(torch.tensor([0.05, 0.5, 0.95]).double()).tolist()
+
+
+def _medians(images: ImageSet) -> Iterator[float | None]:
+    channels, height, width = images.shape
+    count = min(max(PIXELS // (height * width), LEAST), IMAGES)
+    for index in evenly_spaced(len(images), count):
+        x, y = images.batch([index])
+        if y is None or channels != 1:
+            return
+        yield median_region(x[0, 0])
+
+
+def describe_magnification(tree: Tree, model: Trained) -> str:
+    """Why the picture of a tree may be at another magnification than the model's training images,
+    and what to try; empty if it fits or nobody knows."""
+    usual = model.about.get("region_pixels")
+    median = median_region(tree.root[0, 0]) if usual else None
+    if not usual or median is None:
+        return ""
+    low, middle, high = usual
+    if low / SLACK <= median <= high * SLACK:
+        return ""
+    task = f"the task {model.name!r}" if model.name else "this model"
+    return (
+        f"the picture may be at another magnification than {task} was trained at: bright regions "
+        f"of its root have {median:.0f} pixels (the median), in training images they have "
+        f"{low:.0f} to {high:.0f}. Resize it to some {100 * (middle / median) ** 0.5:.0f} % and "
+        "try again"
+    )

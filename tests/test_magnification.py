@@ -1,0 +1,168 @@
+"""Another magnification than the model's is noticed, by the size of what its tree shows."""
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from posterior_trees import Tree, cli, grow, load
+from posterior_trees.build import build_predictor
+from posterior_trees.checkpoint import load_recipe, save_model
+from posterior_trees.data import ImageSet, load_split
+from posterior_trees.explore.upload import Limits, answer
+from posterior_trees.pictures.magnification import (
+    SIDE,
+    describe_magnification,
+    median_region,
+    region_quantiles,
+)
+from posterior_trees.recipe import parse_recipe
+from posterior_trees.train import fit
+
+
+def discs(radius: int, rows: int = 4, columns: int = 5, gap: int = 6) -> torch.Tensor:
+    """A grid of bright discs in the dark, and how many pixels each of them has."""
+    side = 2 * radius + 1 + gap
+    place = torch.arange(side) - side // 2
+    disc = (place[:, None].square() + place.square() <= radius**2).double()
+    return (0.1 + 0.7 * disc).repeat(rows, columns)
+
+
+def pixels_of(radius: int) -> int:
+    return int((discs(radius, 1, 1) > 0.5).sum())
+
+
+class Known:
+    name = "cells"
+
+    def __init__(self, **about) -> None:
+        self.about = about
+
+
+def tree_of(image: torch.Tensor) -> Tree:
+    return grow(image.expand(1, 3, 1, *image.shape), torch.zeros(1, 3).log_softmax(1), 3)
+
+
+@pytest.mark.parametrize("radius", [5, 7, 11])
+def test_the_median_is_the_area_of_the_discs(radius: int) -> None:
+    assert median_region(discs(radius)) == pixels_of(radius)
+
+
+def test_few_regions_have_no_median() -> None:
+    assert median_region(discs(7, 3, 3)) is None
+    assert median_region(torch.zeros(40, 40)) is None
+
+
+def test_of_a_huge_picture_the_middle_is_looked_at() -> None:
+    huge = torch.full((SIDE + 600, SIDE + 600), 0.1, dtype=torch.float64)
+    huge[: 4 * 21, : 5 * 21] = discs(7)
+    assert median_region(huge) is None
+    huge[600 : 600 + 4 * 21, 700 : 700 + 5 * 21] = discs(7)
+    assert median_region(huge) == pixels_of(7)
+
+
+def pairs(radii: list[int]) -> ImageSet:
+    fields = torch.stack([discs(r, gap=40 - 2 * r - 1)[None] for r in radii])
+    x = (255 * fields).round().byte()
+    return ImageSet(x, x)
+
+
+def test_quantiles_are_those_of_the_images_medians() -> None:
+    radii = [6] * 3 + [8] * 15 + [10] * 2
+    medians = torch.tensor([pixels_of(r) for r in radii]).double()
+    wanted = medians.quantile(torch.tensor([0.05, 0.5, 0.95]).double()).tolist()
+    assert region_quantiles(pairs(radii)) == pytest.approx(wanted)
+
+
+def test_few_images_photographs_and_single_images_have_none() -> None:
+    assert region_quantiles(pairs([8] * 9)) is None
+    alone = ImageSet(pairs([8] * 12).x)
+    assert region_quantiles(alone) is None
+    colour = alone.x.expand(-1, 3, -1, -1).contiguous()
+    assert region_quantiles(ImageSet(colour, alone.x)) is None
+
+
+@pytest.mark.parametrize(("radius", "percent"), [(5, 156), (8, 0), (12, 67)])
+def test_another_size_is_doubted_with_a_size_to_try(radius: int, percent: int) -> None:
+    usual = [pixels_of(8) / 1.1, pixels_of(8), pixels_of(8) * 1.1]
+    said = describe_magnification(tree_of(discs(radius)), Known(region_pixels=usual))
+    assert bool(said) == bool(percent)
+    if percent:
+        assert f"have {pixels_of(radius)} pixels" in said
+        exact = 100 * (pixels_of(8) / pixels_of(radius)) ** 0.5
+        assert f"some {exact:.0f} %" in said
+        assert exact == pytest.approx(percent, abs=3)
+
+
+def test_nobody_is_doubted_who_knows_nothing() -> None:
+    assert describe_magnification(tree_of(discs(12)), Known()) == ""
+    assert describe_magnification(tree_of(discs(12, 2, 2)), Known(region_pixels=[1, 2, 3])) == ""
+
+
+@pytest.fixture(scope="module")
+def recipe():
+    changes = ["network.c_init=1", "tree.branching=2", "tree.depth=1", "data.patch=32",
+               "training.epochs=1", "training.picture_every=0", "data.validation=0"]  # fmt: skip
+    return parse_recipe('task = "cells_actin_to_dna"', changes)
+
+
+def test_a_training_on_pairs_keeps_the_quantiles(tmp_path: Path, recipe) -> None:
+    images = pairs([8] * 16)
+    fit(recipe, tmp_path, images=(images, None), accelerator="cpu")
+    assert load(tmp_path).about["region_pixels"] == region_quantiles(images)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory, recipe) -> Path:
+    """Answers with its input, and has learned from discs of radius 8."""
+    predictor = build_predictor(recipe)
+    torch.nn.init.zeros_(predictor.network.to_image.weight)
+    torch.nn.init.zeros_(predictor.network.to_image.bias)
+    file = tmp_path_factory.mktemp("model") / "cells.safetensors"
+    save_model(file, predictor, recipe, {"region_pixels": region_quantiles(pairs([8] * 12))})
+    return file
+
+
+def save(image: torch.Tensor, file: Path) -> Path:
+    Image.fromarray((255 * image).round().byte().numpy().astype(np.uint8)).save(file)
+    return file
+
+
+def test_predict_says_so_in_the_terminal_on_its_page_and_in_its_file(
+    model: Path, tmp_path: Path, capsys
+) -> None:
+    same, other = (save(discs(r), tmp_path / f"{r}.png") for r in (8, 13))
+    cli.main(["predict", str(model), str(same), str(other), "--out", str(tmp_path / "o")])
+    said = capsys.readouterr().err
+    assert f"{other}: the picture may be at another magnification" in said
+    assert str(same) not in said
+    tables = [json.loads((tmp_path / "o" / n / "tree.json").read_text()) for n in ("8", "13")]
+    assert "note" not in tables[0]
+    assert tables[1]["note"] in said
+    assert tables[1]["note"] in (tmp_path / "o" / "index.html").read_text()
+
+
+def test_the_explorer_says_so_unless_it_shrank_the_picture_itself(
+    model: Path, tmp_path: Path
+) -> None:
+    content = save(discs(13), tmp_path / "a.png").read_bytes()
+    predictor = load(model)
+    made = answer(predictor, content, "a.png", degrade=False)
+    assert "another magnification" in made.note
+    made = answer(predictor, content, "a.png", degrade=False, limits=Limits(side=100))
+    assert "another magnification" not in made.note
+    assert "no longer at the scale" in made.resized
+
+
+def test_the_shipped_model_knows_the_sizes_of_its_training_fields() -> None:
+    known = load("cells").about["region_pixels"]
+    assert known == sorted(known)
+    folder = Path(os.environ.get("PTREES_DATA") or "")
+    if not (folder / "cells_actin_dna.tar").is_file():
+        pytest.skip("PTREES_DATA names no folder with cells_actin_dna.tar")
+    fields = load_split(load_recipe("cells").data, folder, "train")
+    assert region_quantiles(fields) == pytest.approx(known)
