@@ -395,6 +395,7 @@ class Replayed(Capture):
 def test_a_short_recorded_step_moves_weights_as_a_plain_one(tmp_path, recipe, blobs, monkeypatch):
     """AdamW traced by the compiler, which reads rates from tensors; torch itself runs it here."""
     monkeypatch.setattr(learn, "compiled", lambda function, **_: function)
+    monkeypatch.setattr(learn, "MANY", 0)
     monkeypatch.setattr(optimize, "compiled", partial(torch.compile, backend="eager"))
     weights = []
     for is_recorded in ("false", "true"):

@@ -37,6 +37,8 @@ from posterior_trees.training.seeds import coarse, distances, find_centres, star
 LITTLE = 2**21
 """Numbers in all leaves of a batch up to which a launch takes longer than a pass over them: those
 of 256 digits are fewer, those of 64 faces at 64×64 more."""
+MANY = 50_000
+"""Steps of a run from which compiling the optimiser, which takes seconds, can be made up for."""
 
 
 class Learner:
@@ -89,10 +91,14 @@ class Learner:
         if self.recipe.training.compile:
             has_little_data = x.numel() * self.predictor.num_leaves <= LITTLE
             self._judge = compiled(self._judge, has_little_data=has_little_data)
-            has_scaler = getattr(self.fabric.strategy.precision, "scaler", None) is not None
-            if has_little_data and isinstance(self._learn, Capture) and not has_scaler:
-                compile_step(self.optimizer.optimizer)  # a scaler needs torch's own kernels
+            if has_little_data and self.total_steps >= MANY and self._can_compile_optimizer():
+                compile_step(self.optimizer.optimizer)
         self.is_ready = True
+
+    def _can_compile_optimizer(self) -> bool:
+        """In a recorded step, unless gradients are scaled: that needs torch's own kernels."""
+        has_scaler = getattr(self.fabric.strategy.precision, "scaler", None) is not None
+        return isinstance(self._learn, Capture) and not has_scaler
 
     def epsilon(self, epoch: float | int) -> float:
         """The losers' weight after so many epochs."""
