@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
+from torch.profiler import profile
 
 from posterior_trees import UNet, fast
 from posterior_trees.capture import Capture
@@ -46,6 +47,11 @@ def exact():
 
 def maps(*shape: int) -> Tensor:
     return torch.randn(*shape, device=DEVICE).to(memory_format=torch.channels_last)
+
+
+def fused(x: Tensor, sums: Tensor | None, weight: Tensor, bias: Tensor, *how) -> tuple:
+    """The operation, which is given weight and bias for every image."""
+    return norm.fused(x, sums, *(row.expand(len(x), -1) for row in (weight, bias)), *how)
 
 
 def wave(like: Tensor) -> Tensor:
@@ -113,7 +119,7 @@ def test_packed_weights_and_parameters_may_lie_anyhow_too():
     torch.testing.assert_close(got, leaf_conv(x, packed, 2 * 16, 2)[0])
     gamma, beta = torch.randn(32, 2, device=DEVICE).unbind(1)
     expected = F.leaky_relu(F.group_norm(x, 4, gamma, beta), 0.2)
-    torch.testing.assert_close(norm.fused(x, None, gamma, beta, 4, 1e-5)[0], expected, **NEAR)
+    torch.testing.assert_close(fused(x, None, gamma, beta, 4, 1e-5)[0], expected, **NEAR)
 
 
 def test_gradients_of_a_convolution_by_leaf():
@@ -151,7 +157,7 @@ def test_normalisation_and_its_gradients(kind, channels, groups, size):
     def plain(x, weight, bias):
         return F.leaky_relu(F.group_norm(x, groups, weight, bias), 0.2)
 
-    got = gradients(lambda x, w, b: norm.fused(x, None, w, b, groups, 1e-5)[0], *inputs)
+    got = gradients(lambda x, w, b: fused(x, None, w, b, groups, 1e-5)[0], *inputs)
     exact = gradients(plain, *[tensor.double() for tensor in inputs])
     assert_same(got, [tensor.float() for tensor in exact])
 
@@ -164,7 +170,7 @@ def test_channels_of_zeros_need_no_parameters_and_stay_zeros(kind):
 
     def widened(x, zeros, *parameters):
         followed = [F.pad(values, (0, 4), value=7.0)[:36] for values in parameters]
-        return norm.fused(torch.cat([x, zeros], dim=1), None, *followed, 10, 1e-5)[0]
+        return fused(torch.cat([x, zeros], dim=1), None, *followed, 10, 1e-5)[0]
 
     def apart(x, zeros, weight, bias):
         known = F.leaky_relu(F.group_norm(x, 9, weight, bias), 0.2)
@@ -177,7 +183,7 @@ def test_channels_of_zeros_need_no_parameters_and_stay_zeros(kind):
 def test_normalisation_in_half_precision_is_near(kind, dtype):
     x, (weight, bias) = maps(2, 36, 6, 10), torch.randn(2, 36, device=DEVICE)
     expected = F.leaky_relu(F.group_norm(x.double(), 9, weight.double(), bias.double()), 0.2)
-    got = norm.fused(x.to(dtype), None, weight, bias, 9, 1e-5)[0]
+    got = fused(x.to(dtype), None, weight, bias, 9, 1e-5)[0]
     assert got.dtype == dtype
     assert (got.double() - expected).norm() / expected.norm() < 1e-2
 
@@ -200,7 +206,7 @@ def test_only_groups_that_a_program_holds_are_normalised_at_once(monkeypatch):
     assert not small.fits(maps(1, 9 * 128, 16, 17), 9, 1)
     assert not small.fits(maps(1, 9 * 128, 16, 16), 9, 2)
     monkeypatch.setattr(kernels, "channel_sums", lambda _: pytest.fail("read the map for its sums"))
-    norm.fused(maps(1, 8, 4, 4), None, *torch.randn(2, 8, device=DEVICE), 2, 1e-5)
+    fused(maps(1, 8, 4, 4), None, *torch.randn(2, 8, device=DEVICE), 2, 1e-5)
 
 
 def test_the_compiler_sees_all_but_the_kernels():
@@ -209,13 +215,13 @@ def test_the_compiler_sees_all_but_the_kernels():
     inputs = maps(1, 32, 2, 4), maps(1, 32, 4, 8), weight, *parameters
 
     def block(features, skip, w, gamma, beta):
-        return norm.fused(*leafwise.convolve_up(features, skip, w, 2), gamma, beta, 4, 1e-5)[0]
+        return fused(*leafwise.convolve_up(features, skip, w, 2), gamma, beta, 4, 1e-5)[0]
 
     graph = make_fx(lambda *given: gradients(block, *given), tracing_mode="fake")(*inputs)
     calls = [str(node.target) for node in graph.graph.nodes]
     ours = [name.split(".")[1] for name in calls if name.startswith("posterior_trees")]
-    fused = "normalize_and_activate"
-    assert ours == ["leaf_up", fused, f"{fused}_backward", "leaf_conv"]
+    name = "normalize_and_activate"
+    assert ours == ["leaf_up", name, f"{name}_backward", "leaf_conv"]
     assert_same(graph(*inputs), gradients(block, *inputs))
 
 
@@ -224,9 +230,9 @@ def test_sums_that_a_convolution_left_save_the_pass(monkeypatch):
     x, weight = maps(2, 9 * 16, 8, 12), torch.randn(9 * 8, 16, 3, 3, device=DEVICE)
     out, sums = leafwise.convolve(x, weight, 9)
     parameters = *torch.randn(2, 72, device=DEVICE), 9, 1e-5
-    with_sums, without = norm.fused(out, sums, *parameters), norm.fused(out, None, *parameters)
+    with_sums, without = fused(out, sums, *parameters), fused(out, None, *parameters)
     torch.testing.assert_close(with_sums[0], without[0], **NEAR)
-    wrong = norm.fused(out, 2 * sums, *parameters)
+    wrong = fused(out, 2 * sums, *parameters)
     assert (wrong[0] - without[0]).abs().max() > 0.1
 
 
@@ -322,7 +328,7 @@ def test_maps_may_lie_anyhow_in_memory(form):
     channels = x.shape[1]
     weight, bias = torch.randn(2, channels, device=DEVICE)
     expected = F.leaky_relu(F.group_norm(x, 1, weight, bias), 0.2)
-    torch.testing.assert_close(norm.fused(x, None, weight, bias, 1, 1e-5)[0], expected, **NEAR)
+    torch.testing.assert_close(fused(x, None, weight, bias, 1, 1e-5)[0], expected, **NEAR)
     sums = kernels.channel_sums(x).sum(dim=1)
     torch.testing.assert_close(sums[:, 0], x.sum(dim=(2, 3)), **NEAR)
     moments = kernels.measure(kernels.channel_sums(x), 1, 96, 1e-5)
@@ -336,7 +342,7 @@ def test_maps_may_lie_anyhow_in_memory(form):
 def test_the_way_back_keeps_the_dtype_of_the_weights():
     x, (weight, bias) = maps(2, 16, 4, 4), torch.randn(2, 16, device=DEVICE).bfloat16()
     inputs = [tensor.clone().requires_grad_() for tensor in (x, weight, bias)]
-    norm.fused(inputs[0], None, *inputs[1:], 4, 1e-5)[0].sum().backward()
+    fused(inputs[0], None, *inputs[1:], 4, 1e-5)[0].sum().backward()
     assert [tensor.grad.dtype for tensor in inputs] == [x.dtype, weight.dtype, weight.dtype]
 
 
@@ -355,12 +361,35 @@ def test_torch_knows_the_operations():
     arguments = features, across, *packed, weight, 9
     torch.library.opcheck(leafwise.leaf_up, arguments, test_utils=kinds)
     parameters = torch.randn(2, 144, device=DEVICE)
-    parameters = [p.clone().requires_grad_() for p in parameters]
+    parameters = [p.repeat(2, 1).requires_grad_() for p in parameters]
     torch.library.opcheck(norm.fused, (x, None, *parameters, 9, 1e-5), test_utils=kinds)
     out, moments = norm.fused(x.detach(), None, *parameters, 9, 1e-5)
     arguments = out, x.detach(), moments, *[p.detach() for p in parameters]
     kinds = ("test_schema", "test_faketensor")
     torch.library.opcheck(norm.fused_backward, arguments, test_utils=kinds)
+
+
+def test_what_all_normalisations_learn_is_summed_over_the_images_at_once():
+    """With the gradients of plain torch, in one sum and not one for each of the four parameters."""
+    layers = nn.ModuleList([nn.GroupNorm(2, 8), nn.GroupNorm(4, 12)]).to(DEVICE)
+    inputs = [maps(3, width, 4, 4).requires_grad_() for width in (8, 12)]
+    wanted = [*inputs, *(nn.init.normal_(parameter) for parameter in layers.parameters())]
+
+    def learn(*inputs):
+        rows = norm.rows_of(layers, 3)
+        outs = [
+            norm.fused(x, None, *row, layer.num_groups, layer.eps)[0]
+            for x, row, layer in zip(inputs, rows, layers, strict=True)
+        ]
+        return torch.autograd.grad(sum((out * wave(out)).sum() for out in outs), wanted)
+
+    outs = [F.leaky_relu(layer(x), 0.2) for x, layer in zip(inputs, layers, strict=True)]
+    plain = torch.autograd.grad(sum((out * wave(out)).sum() for out in outs), wanted)
+    with profile(record_shapes=True) as seen:
+        found = learn(*inputs)
+    assert_same(found, plain)
+    sums = [e for e in seen.events() if e.name == "aten::sum" and e.input_shapes[0] == [3, 40]]
+    assert len(sums) == 1  # 2 · 8 + 2 · 12 numbers of each image
 
 
 @pytest.mark.parametrize("outputs", [8, 27])
@@ -552,6 +581,6 @@ def test_kernels_are_launched_on_the_device_of_the_maps(monkeypatch):
 
     monkeypatch.setattr(torch.cuda, "device_of", device_of)
     x = maps(1, 9 * 16, 4, 4)
-    norm.fused(x, None, *torch.randn(2, 9 * 16, device=DEVICE), 9, 1e-5)
+    fused(x, None, *torch.randn(2, 9 * 16, device=DEVICE), 9, 1e-5)
     leafwise.convolve(x, torch.randn(9 * 16, 16, 3, 3, device=DEVICE), 9)
     assert [tensor.data_ptr() for tensor in entered] == [x.data_ptr()] * 2

@@ -11,7 +11,7 @@ import functools
 import os
 import shutil
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from importlib.util import find_spec
 
 import torch
@@ -24,6 +24,9 @@ HALF = (torch.bfloat16, torch.float16)
 ROOMY = ((8, 0), (8, 7), (9, 0), (10, 0), (10, 3))
 """Compute capabilities of GPUs with bfloat16 and 160 KiB of shared memory for a block (A100, Orin,
 H100, B200, B300). Those of desktops have 99, which a tile of a wide leaf does not fit into."""
+
+Rows = tuple[Float[Tensor, "b c"], Float[Tensor, "b c"]]
+"""Weight and bias of a normalisation, for every image of a batch."""
 
 _found: bool | None = None
 
@@ -80,8 +83,10 @@ def normalize_and_activate(
     norm: nn.Module,
     maps: Float[Tensor, "b c h w"],
     sums: Float[Tensor, "b parts 2 c"] | None = None,
+    rows: Rows | None = None,
 ) -> Float[Tensor, "b c h w"]:
-    """LeakyReLU of the normalised maps; `sums`, if the convolution left some, save a pass.
+    """LeakyReLU of the normalised maps; `sums`, if the convolution left some, save a pass, and the
+    norm's own of `rows_of` many save launches.
 
     Channels that `grouped.room_for` has added are groups of their own, and stay zero.
     """
@@ -90,11 +95,28 @@ def normalize_and_activate(
     extra = maps.shape[1] - norm.num_channels
     groups = norm.num_groups + extra * norm.num_groups // norm.num_channels
     if maps.is_cuda and maps.dtype in HALF and has_kernels():
-        return fused(maps, sums, norm.weight, norm.bias, groups, norm.eps)[0]
+        weight, bias = rows or rows_of([norm], len(maps))[0]
+        return fused(maps, sums, weight, bias, groups, norm.eps)[0]
     if not extra:
         return F.leaky_relu(norm(maps), SLOPE, inplace=True)
     parameters = F.pad(torch.stack([norm.weight, norm.bias]), (0, extra)).unbind()
     return F.leaky_relu(F.group_norm(maps, groups, *parameters, norm.eps), SLOPE, inplace=True)
+
+
+def rows_of(norms: Iterable[nn.GroupNorm], images: int) -> list[Rows]:
+    """Weight and bias of every normalisation, the same for all images.
+
+    On the way back each image has its own gradients of them. Those of all normalisations are then
+    joined before they are summed over the images: one kernel when compiled, not one for each.
+    """
+    parameters: list[Tensor] = [part for norm in norms for part in (norm.weight, norm.bias)]
+    rows = torch.cat(parameters).expand(images, -1).split([len(p) for p in parameters], dim=1)
+    return list(zip(rows[::2], rows[1::2], strict=True))
+
+
+def uses_kernels(maps: Tensor) -> bool:
+    """Whether what a network makes of these maps is normalised by our kernels."""
+    return is_half(maps) and has_kernels()
 
 
 def is_half(maps: Tensor) -> bool:
@@ -118,10 +140,11 @@ def on_its_device(function: Callable) -> Callable:
 def fused(
     maps: Tensor, sums: Tensor | None, weight: Tensor, bias: Tensor, groups: int, epsilon: float
 ) -> tuple[Tensor, Tensor]:
-    """The activated maps, and mean and inverse deviation of every group."""
+    """The activated maps, and mean and inverse deviation of every group. Weight and bias are given
+    for every image, and alike."""
     from posterior_trees.networks.kernels.norm import group_norm
 
-    return group_norm(maps, weight.contiguous(), bias.contiguous(), groups, epsilon, sums)
+    return group_norm(maps, weight[0].contiguous(), bias[0].contiguous(), groups, epsilon, sums)
 
 
 @fused.register_fake
@@ -138,7 +161,7 @@ def fused_backward(
     """Gradients of the maps, and of every image of weight and bias."""
     from posterior_trees.networks.kernels.gradients import gradients
 
-    return gradients(grads, maps, moments, weight.contiguous(), bias.contiguous())
+    return gradients(grads, maps, moments, weight[0].contiguous(), bias[0].contiguous())
 
 
 @fused_backward.register_fake
@@ -155,9 +178,8 @@ def _go_back(ctx, grads, _):
     """What is not a kernel of ours is plain torch, which the compiler fuses."""
     weight = ctx.saved_tensors[2]
     of_maps, of_parameters = fused_backward(grads, *ctx.saved_tensors)
-    of_known = of_parameters[..., : len(weight)]
-    of_weight, of_bias = of_known.sum(dim=0).to(weight.dtype).unbind()
-    return of_maps, None, of_weight, of_bias, None, None
+    of_known = of_parameters[..., : weight.shape[1]].to(weight.dtype)
+    return of_maps, None, *of_known.unbind(dim=1), None, None
 
 
 fused.register_autograd(_go_back, setup_context=_keep)

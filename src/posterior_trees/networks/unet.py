@@ -1,5 +1,7 @@
 """The paper's U-Net: one shared encoder, and one decoder per leaf or one for all (App. A.1)."""
 
+from collections.abc import Sequence
+
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -16,7 +18,14 @@ from posterior_trees.networks.grouped import (
 )
 from posterior_trees.networks.head import Leaves, ProbabilityHead
 from posterior_trees.networks.leafwise import convolve, convolve_up, is_worth_it
-from posterior_trees.networks.norm import SLOPE, is_half, normalize_and_activate
+from posterior_trees.networks.norm import (
+    SLOPE,
+    Rows,
+    is_half,
+    normalize_and_activate,
+    rows_of,
+    uses_kernels,
+)
 
 STEPS = 4
 """Down- and up-sampling steps of the paper's network; images must be a multiple of 2**steps."""
@@ -86,16 +95,26 @@ class UNet(nn.Module):
         )
 
     def forward(self, y: Float[Tensor, "b c h w"]) -> Leaves:
-        skips = [self.encoder[0](y)]
+        rows = iter(self.norm_rows(y))
+        skips = [self.encoder[0](y, rows=next(rows))]
         for block in self.encoder[1:]:
-            skips.append(block(F.avg_pool2d(skips[-1], 2)))
+            skips.append(block(F.avg_pool2d(skips[-1], 2), rows=next(rows)))
         features = skips.pop()
         maps = []
         for block in self.decoder:
-            features = block(features, skips.pop())
+            features = block(features, skips.pop(), rows=next(rows))
             maps.append(features[:, : block.channels])
         images = self.to_image(features).unflatten(1, (self.num_leaves, self.channels))
         return Leaves(images, self.head(maps))
+
+    def norm_rows(self, y: Float[Tensor, "b c h w"]) -> list[Sequence[Rows | None]]:
+        """What the normalisations of each block get, where our kernels do them; see `rows_of`."""
+        blocks = [*self.encoder, *self.decoder]
+        norms = [part for part in self.modules() if isinstance(part, nn.GroupNorm)]
+        if len(norms) != 2 * len(blocks) or not uses_kernels(y):  # others may normalise otherwise
+            return [(None, None)] * len(blocks)
+        rows = rows_of(norms, len(y))
+        return list(zip(rows[::2], rows[1::2], strict=True))
 
 
 class LeafConv(nn.Conv2d):
@@ -200,11 +219,11 @@ class Block(nn.Sequential):
         self.channels = after
 
     def forward(  # ty: ignore[incompatible-method-override]
-        self, *maps: Float[Tensor, "b _ _ _"]
+        self, *maps: Float[Tensor, "b _ _ _"], rows: Sequence[Rows | None] = (None, None)
     ) -> Float[Tensor, "b c h w"]:
         first, norm, _, second, last_norm, _, *dropout = self
-        features = normalize_and_activate(norm, *with_sums(first, *maps))
-        features = normalize_and_activate(last_norm, *with_sums(second, features))
+        features = normalize_and_activate(norm, *with_sums(first, *maps), rows[0])
+        features = normalize_and_activate(last_norm, *with_sums(second, features), rows[1])
         for layer in dropout:
             features = layer(features)
         return features
