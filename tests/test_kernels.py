@@ -22,7 +22,7 @@ from posterior_trees.predictor import TreePredictor
 pytest.importorskip(
     "triton", reason="Triton comes with CUDA builds of torch, or with the dev extra"
 )
-from posterior_trees.networks import leafwise, norm
+from posterior_trees.networks import leafwise, norm, unet
 from posterior_trees.networks.fused import FusedUNet
 from posterior_trees.networks.kernels import check, conv, predict, small
 from posterior_trees.networks.kernels import norm as kernels
@@ -390,6 +390,29 @@ def test_what_all_normalisations_learn_is_summed_over_the_images_at_once():
     assert_same(found, plain)
     sums = [e for e in seen.events() if e.name == "aten::sum" and e.input_shapes[0] == [3, 40]]
     assert len(sums) == 1  # 2 · 8 + 2 · 12 numbers of each image
+
+
+def test_each_normalisation_of_a_network_gets_its_own_rows(monkeypatch):
+    """Values and gradients of a U-Net whose normalisations read nothing but their rows."""
+    network = UNet(1, 1, 4, width=8, dropout=0.0).double()
+    for parameter in network.parameters():
+        nn.init.normal_(parameter, std=0.3)
+    y = torch.randn(2, 1, 16, 16, dtype=torch.float64)
+
+    def learn() -> list[Tensor]:
+        images, log_probs = network(y)
+        loss = (images * wave(images)).sum() + (log_probs * wave(log_probs)).sum()
+        return [images, *torch.autograd.grad(loss, list(network.parameters()))]
+
+    def by_rows(layer, maps, sums=None, rows=None):
+        weight, bias = (row[0] for row in rows)
+        return F.leaky_relu(F.group_norm(maps, layer.num_groups, weight, bias, layer.eps), 0.2)
+
+    plain = learn()
+    monkeypatch.setattr(unet, "uses_kernels", lambda maps: True)
+    monkeypatch.setattr(unet, "normalize_and_activate", by_rows)
+    for found, expected in zip(learn(), plain, strict=True):
+        torch.testing.assert_close(found, expected)
 
 
 @pytest.mark.parametrize("outputs", [8, 27])

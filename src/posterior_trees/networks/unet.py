@@ -110,8 +110,9 @@ class UNet(nn.Module):
     def norm_rows(self, y: Float[Tensor, "b c h w"]) -> list[Sequence[Rows | None]]:
         """What the normalisations of each block get, where our kernels do them; see `rows_of`."""
         blocks = [*self.encoder, *self.decoder]
-        norms = [part for part in self.modules() if isinstance(part, nn.GroupNorm)]
-        if len(norms) != 2 * len(blocks) or not uses_kernels(y):  # others may normalise otherwise
+        parts = self.modules() if uses_kernels(y) else ()
+        norms = [part for part in parts if isinstance(part, nn.GroupNorm)]
+        if len(norms) != 2 * len(blocks):  # others do it, or it is done otherwise
             return [(None, None)] * len(blocks)
         rows = rows_of(norms, len(y))
         return list(zip(rows[::2], rows[1::2], strict=True))
