@@ -25,7 +25,7 @@ ROOMY = ((8, 0), (8, 7), (9, 0), (10, 0), (10, 3))
 """Compute capabilities of GPUs with bfloat16 and 160 KiB of shared memory for a block (A100, Orin,
 H100, B200, B300). Those of desktops have 99, which a tile of a wide leaf does not fit into."""
 
-Rows = tuple[Float[Tensor, "b c"], Float[Tensor, "b c"]]
+Rows = tuple[Float[Tensor, "b _"], Float[Tensor, "b _"]]
 """Weight and bias of a normalisation, for every image of a batch."""
 
 _found: bool | None = None
