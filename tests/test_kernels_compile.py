@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip(
+triton = pytest.importorskip(
     "triton", reason="Triton comes with CUDA builds of torch, or with the dev extra"
 )
 KERNELS = {
@@ -23,6 +23,8 @@ KERNELS = {
     ids=["A100", "Orin", "H100", "B200"],
 )
 def test_every_kernel_compiles_and_fits(capability: str, kilobytes: int, tmp_path: Path) -> None:
+    if capability == "100" and triton.__version__.startswith("3.2."):
+        pytest.skip("Triton 3.2 does not know this GPU")
     script = Path(__file__).parent / "compile_kernels.py"
     kept = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     done = subprocess.run(

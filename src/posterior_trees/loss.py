@@ -86,12 +86,12 @@ def objective(
     if guide is not None:
         winners = _either(guide[1] > 0, tree.winners(guide[0]), winners)
     path = tree.follow(winners)
-    weighed = errors if apart is None else apart
+    weighed, has_rate = errors if apart is None else apart, any(per_level(rate, tree.depth))
     if handicaps is not None:
         weighed = [e * h for e, h in zip(weighed, handicaps, strict=True)]
-    if any(per_level(rate, tree.depth)):
+    if has_rate:
         weighed = costs(tree, weighed, rate, usual)
-    if weighed is not errors:
+    if has_rate or handicaps is not None or apart is not None:
         taught = tree.winners(weighed)
     if guide is not None:
         taught = _either(guide[1] > 0, winners, taught)
@@ -139,7 +139,7 @@ def costs(
 
 def per_level(rate: float | int | Sequence[float], depth: int) -> list[float]:
     """The rates of the levels below the root; one number is that of all of them."""
-    rates = [float(r) for r in ([rate] if isinstance(rate, float | int) else rate)]
+    rates = [float(r) for r in (rate if isinstance(rate, Sequence) else [rate])]
     if len(rates) == 1 or not depth:
         return rates[:1] * depth
     if len(rates) != depth:
