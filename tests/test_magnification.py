@@ -2,6 +2,7 @@
 
 import json
 import os
+import time
 from pathlib import Path
 
 import numpy as np
@@ -78,6 +79,29 @@ def test_quantiles_are_those_of_the_images_medians() -> None:
     assert region_quantiles(pairs(radii)) == pytest.approx(wanted)
 
 
+def test_some_large_fields_may_be_empty() -> None:
+    """Of fields of a megapixel thirty are looked at; ten with enough regions will do."""
+    one, two = torch.zeros(2, 1, SIDE, SIDE, dtype=torch.uint8)
+    one[0, : 4 * 23, : 5 * 23] = (255 * discs(8)).round().byte()
+    for filled, known in ((12, [197.0] * 3), (9, None)):
+        x = torch.stack([one] * filled + [two] * (30 - filled))
+        assert region_quantiles(ImageSet(x, x)) == known
+
+
+def test_long_thin_strokes_take_no_time_and_are_no_region() -> None:
+    """One that hangs on a disc and winds through the picture, row by row: 37,000 pixels long, each
+    of which would be a step of its own."""
+    image = discs(8, 4, 16)
+    image[-3:, 11] = 0.8
+    winding = torch.full((400, image.shape[1]), 0.1, dtype=torch.float64)
+    for row in range(0, 400, 4):
+        winding[row] = 0.8
+        winding[row : row + 4, -1 if row % 8 == 0 else 0] = 0.8
+    start = time.process_time()
+    assert median_region(torch.cat([image, winding])) == pixels_of(8)
+    assert time.process_time() - start < 2
+
+
 def test_few_images_photographs_and_single_images_have_none() -> None:
     assert region_quantiles(pairs([8] * 9)) is None
     alone = ImageSet(pairs([8] * 12).x)
@@ -96,7 +120,7 @@ def test_another_size_is_doubted_with_a_size_to_try(radius: int, is_doubted: boo
     assert bool(said) == is_doubted
     if is_doubted:
         assert f"have {pixels_of(radius)} pixels" in said
-        assert f"some {100 * (pixels_of(8) / pixels_of(radius)) ** 0.5:.0f} %" in said
+        assert f"at {100 * (pixels_of(8) / pixels_of(radius)) ** 0.5:.0f} % of its size" in said
 
 
 def test_nobody_is_doubted_who_knows_nothing() -> None:
@@ -153,6 +177,10 @@ def test_the_explorer_says_so_unless_it_shrank_the_picture_itself(
     predictor = load(model)
     content = save(discs(13), tmp_path / "a.png").read_bytes()
     assert "another magnification" in answer(predictor, content, "a.png", degrade=False).note
+    predictor.about["input_brightness"] = [0.9, 1.0]
+    note = answer(predictor, content, "a.png", degrade=False).note
+    assert "mean brightness" in note
+    assert "another magnification" in note
     content = save(discs(13, 9, 9), tmp_path / "b.png").read_bytes()  # becomes discs of radius 5
     made = answer(predictor, content, "b.png", degrade=False, limits=Limits(side=115))
     assert "another magnification" not in made.note

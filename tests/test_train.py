@@ -417,6 +417,30 @@ def test_a_short_recorded_step_moves_weights_as_a_plain_one(tmp_path, recipe, bl
         torch.testing.assert_close(found, plain, rtol=1e-3, atol=2e-6)
 
 
+@pytest.mark.parametrize(
+    ("change", "is_compiled"),
+    [("none", True), ("few steps", False), ("much data", False), ("not recorded", False),
+     ("scaled gradients", False)],
+)  # fmt: skip
+def test_adamw_is_compiled_only_where_it_pays_and_can_be(
+    tmp_path, recipe, blobs, monkeypatch, change, is_compiled
+):
+    compiled = []
+    monkeypatch.setattr(learn, "compiled", lambda function, **_: function)
+    monkeypatch.setattr(learn, "compile_step", compiled.append)
+    monkeypatch.setattr(learn, "MANY", 10**9 if change == "few steps" else 0)
+    monkeypatch.setattr(learn, "LITTLE", 0 if change == "much data" else 10**9)
+    chosen = recipe("training.compile=true")
+    fabric, run = make_fabric(chosen, "cpu"), Run(tmp_path, chosen)
+    trainer = Trainer(chosen, build_predictor(chosen), blobs(24), None, fabric, run)
+    if change == "scaled gradients":
+        fabric.strategy.precision.scaler = object()
+    if change != "not recorded":
+        trainer.learner._learn = Replayed(trainer.learner._learn)
+    trainer.learner._prepare(torch.zeros(2, 1, 8, 8))
+    assert compiled == ([trainer.learner.optimizer.optimizer] if is_compiled else [])
+
+
 @pytest.mark.skipif(not hasattr(tracing, "backward_pass_autocast"), reason="torch before 2.9")
 def test_a_network_is_compiled_with_a_plain_way_back(tmp_path, recipe, blobs):
     chosen, found = recipe(), []

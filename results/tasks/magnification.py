@@ -1,17 +1,40 @@
 """Is another magnification noticed? `magnification.py DATA`: fields of cells, shrunk and enlarged;
-how many nuclei the tree of each counts, the size of bright regions, and how many are doubted."""
+how many nuclei the tree of each counts, the size of bright regions, how many are doubted, and how
+many nuclei are counted once nothing is doubted any more, by resizing as advised."""
 
 import dataclasses
+import re
 import sys
 
 import torch
+from torch import Tensor
 from torch.nn import functional as F
 
-from posterior_trees import load
+from posterior_trees import Tree, load
 from posterior_trees.checkpoint import load_recipe
 from posterior_trees.data import load_split
 from posterior_trees.pictures.count import count_nuclei
 from posterior_trees.pictures.magnification import describe_magnification, median_region
+
+ROUNDS = 4
+
+
+def predict(y: Tensor, zoom: float) -> Tree:
+    size = [round(side * zoom) for side in y.shape[-2:]]
+    y = F.interpolate(y, size=size, mode="bicubic", antialias=True).clamp(0, 1)
+    return predictor.predict(y, tile=0)
+
+
+def follow(y: Tensor, zoom: float) -> tuple[Tree, float]:
+    """Resize as advised until nothing is advised."""
+    for _ in range(ROUNDS):
+        tree = predict(y, zoom)
+        advised = re.search(r"at (\d+) % of its size", describe_magnification(tree, predictor))
+        if not advised:
+            break
+        zoom *= int(advised[1]) / 100
+    return tree, zoom
+
 
 predictor = load("cells", "cpu")
 spec = dataclasses.replace(load_recipe("cells").data, patch=0, augment=())
@@ -19,17 +42,20 @@ print("quantiles in training:", [round(q) for q in predictor.about["region_pixel
 cases = [("test", 1, zoom) for zoom in (0.5, 0.7, 0.8, 1.0, 1.25, 1.4, 2.0)]
 for split, step, zoom in [*cases, ("train", 4, 1.0)]:
     fields = load_split(spec, sys.argv[1], split)
-    counts, medians, doubted = [], [], 0
+    counts, medians, doubted, then, zooms = [], [], 0, [], []
     for index in range(0, len(fields), step):
         _, y = fields.batch(torch.tensor([index]))
-        size = [round(side * zoom) for side in y.shape[-2:]]
-        y = F.interpolate(y, size=size, mode="bicubic", antialias=True).clamp(0, 1)
-        tree = predictor.predict(y, tile=0)
+        tree = predict(y, zoom)
         counts.append(count_nuclei(tree).mean)
         if (median := median_region(tree.root[0, 0])) is not None:
             medians.append(median)
             doubted += bool(describe_magnification(tree, predictor))
+        tree, reached = follow(y, zoom)
+        then.append(count_nuclei(tree).mean)
+        zooms.append(reached)
     print(
         f"{split} × {zoom:<4}: {sum(counts) / len(counts):5.1f} nuclei, regions of "
-        f"{torch.tensor(medians).median():.0f} pixels, doubted {doubted} of {len(medians)} fields"
+        f"{torch.tensor(medians).median():.0f} pixels, doubted {doubted} of {len(medians)} fields; "
+        f"as advised {sum(then) / len(then):5.1f} nuclei at {min(zooms):.2f} to {max(zooms):.2f}",
+        flush=True,
     )

@@ -97,12 +97,15 @@ def predict_files(
         for file, folder in watch(list(zip(files, _choose_folders(files, out), strict=True))):
             try:
                 pixels, remarks = _read(predictor, file, resize, adjustment, digit, warn)
-                tree = _predict(predictor, pixels, tiling)
+                tree, y = _predict(predictor, pixels, tiling)
                 if doubt := describe_magnification(tree, predictor):
                     warn(f"{file}: {doubt}")
-                notes = filter(None, (remarks.get("note"), doubt, remark))
-                remarks |= {"note": note} if (note := ". ".join(notes)) else {}
-                shown.append(_keep(predictor, pixels, tree, remarks, folder, str(file), also))
+                remarks = _add_notes(remarks, doubt, remark)
+                x = pixels.cpu() if shows_hidden(predictor.measurement, pixels) else None
+                small = Shown.of(folder.name, tree, y, x, remarks)
+                facts = {"picture": str(file), "model": predictor.name}
+                measures = _write(folder, tree, x, small, facts, also)
+                shown.append(small._replace(measures=measures))
                 folders.append(folder)
             except (ValueError, RuntimeError, OSError, MemoryError, SafetensorError) as error:
                 text = str(error) or type(error).__name__
@@ -167,6 +170,12 @@ def _resized(
     return {"resized": caption}
 
 
+def _add_notes(remarks: dict[str, str], *notes: str) -> dict[str, str]:
+    """The remarks with more to beware of, if there is more."""
+    note = ". ".join(filter(None, (remarks.get("note"), *notes)))
+    return remarks | {"note": note} if note else remarks
+
+
 class Tiling(NamedTuple):
     """How large pictures are cut; see `predict_files`."""
 
@@ -175,30 +184,16 @@ class Tiling(NamedTuple):
     watch: Callable
 
 
-def _predict(predictor: TreePredictor, pixels: Tensor, tiling: Tiling) -> Tree:
-    """The tree of one picture, cut into tiles if it is large."""
+def _predict(
+    predictor: TreePredictor, pixels: Tensor, tiling: Tiling
+) -> tuple[Tree, Float[Tensor, "1 _ h w"]]:
+    """The tree of one picture, cut into tiles if it is large, and what was measured of it."""
     if not needs_tiles(predictor, pixels.shape[-2:], tiling.tile):
-        return predictor.predict(pixels, tile=0).to("cpu")
+        y = predictor.measurement.observe(pixels.to(predictor.device)).cpu()
+        return predictor.predict(pixels, tile=0).to("cpu"), y
     y = predictor.measurement.observe(pixels)
     size = TILE if tiling.tile is None else tiling.tile
-    return predict_tiled(predictor, y, size, tiling.overlap, tiling.watch)
-
-
-def _keep(
-    predictor: TreePredictor,
-    pixels: Tensor,
-    tree: Tree,
-    remarks: dict[str, str],
-    folder: Path,
-    file: str,
-    also: Callable | None,
-) -> Shown:
-    """Write the folder of one picture; returns what the page shows of it."""
-    y = predictor.measurement.observe(pixels.to(predictor.device)).cpu()
-    x = pixels.cpu() if shows_hidden(predictor.measurement, pixels) else None
-    small = Shown.of(folder.name, tree, y, x, remarks)
-    measures = _write(folder, tree, x, small, {"picture": file, "model": predictor.name}, also)
-    return small._replace(measures=measures)
+    return predict_tiled(predictor, y, size, tiling.overlap, tiling.watch), y
 
 
 def make_folder(out: str | PathLike[str]) -> Path:

@@ -119,7 +119,7 @@ class Trainer:
         self.total_steps = self.learner.total_steps
         self.step, self.seconds, self.saved_at = 0, 0.0, time.monotonic()
         self.best = math.inf
-        self.known_of_images: dict[str, list[float]] = {}
+        self.image_facts: dict[str, list[float]] = {}
         if recipe.training.calibrate:  # a network that cannot be calibrated is refused now
             find_layer(self.predictor, self.validation, recipe.seed)
 
@@ -238,12 +238,12 @@ class Trainer:
             )
 
     def _about(self) -> dict[str, Any]:
-        if not self.known_of_images:
+        if not self.image_facts:
             brightness = brightness_range(self.train, self.predictor.measurement)
-            self.known_of_images["input_brightness"] = brightness
+            self.image_facts["input_brightness"] = brightness
             if regions := region_quantiles(self.train):
-                self.known_of_images["region_pixels"] = regions
+                self.image_facts["region_pixels"] = regions
         facts = {"epochs": self.step / self.steps_per_epoch, "step": self.step}
         if "start" in self.predictor.about:
             facts["start"] = self.predictor.about["start"]
-        return {**provenance(), **facts, **self.known_of_images}
+        return {**provenance(), **facts, **self.image_facts}

@@ -109,8 +109,9 @@ def answer(
         made = made._replace(note=note)
     height, width, _ = read_header(BytesIO(content), name)
     resized = caption_resize((height, width), pixels.shape[-2:])
-    if not made.note and not resized:
-        made = made._replace(note=describe_magnification(made.tree, predictor))
+    if not resized:
+        notes = made.note, describe_magnification(made.tree, predictor)
+        made = made._replace(note=". ".join(filter(None, notes)))
     if digit:
         resized = caption_digit((height, width))
     if resized and has_scale(predictor):

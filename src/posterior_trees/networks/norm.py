@@ -110,7 +110,9 @@ def rows_of(norms: Iterable[nn.GroupNorm], images: int) -> list[Rows]:
     joined before they are summed over the images: one kernel when compiled, not one for each.
     """
     parameters: list[Tensor] = [part for norm in norms for part in (norm.weight, norm.bias)]
-    rows = torch.cat(parameters).expand(images, -1).split([len(p) for p in parameters], dim=1)
+    joined = torch.cat(parameters)
+    joined = joined.to(torch.promote_types(joined.dtype, torch.float32))  # sums are not in half
+    rows = joined.expand(images, -1).split([len(p) for p in parameters], dim=1)
     return list(zip(rows[::2], rows[1::2], strict=True))
 
 

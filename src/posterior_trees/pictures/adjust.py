@@ -40,7 +40,7 @@ ROOT = 0.5
 
 @runtime_checkable
 class Trained(Protocol):
-    """What is asked of a model: its task, and the brightness it was trained on."""
+    """What is asked of a model: its task, and what it keeps of its training images."""
 
     name: str
     about: dict

@@ -5,6 +5,7 @@ are two; its *part* of the picture is the tile that its centre is in.
 """
 
 from collections.abc import Sequence
+from itertools import count
 from typing import NamedTuple
 
 import torch
@@ -20,17 +21,18 @@ BRIDGE = 3
 
 
 def find_regions(
-    bright: Bool[Tensor, "h w"], smallest: int, bridge: int = BRIDGE
+    bright: Bool[Tensor, "h w"], smallest: int, bridge: int = BRIDGE, reach: int | None = None
 ) -> Int64[Tensor, "h w"]:
     """Bright regions of at least `smallest` pixels, numbered from 1; 0 elsewhere.
 
     Their edges are taken off `bridge` times, what is then still connected is one region, and it
-    grows back over the bright pixels around it.
+    grows back over the bright pixels around it: over all that hang together, or over those within
+    `reach` steps of what was left, which bounds the time that long thin strokes take.
     """
     cores = bright
     for _ in range(bridge):
         cores = ~_grow(~cores)
-    labels = _spread(label(cores), bright)
+    labels = _spread(label(cores), bright, reach)
     is_large = torch.cat([torch.tensor([False]), sizes(labels) >= smallest])
     return (is_large.cumsum(0) * is_large)[labels]
 
@@ -43,13 +45,17 @@ def _grow(marked: Bool[Tensor, "h w"]) -> Bool[Tensor, "h w"]:
     return torch.maximum(down, across)[0, 0].bool()
 
 
-def _spread(labels: Int64[Tensor, "h w"], bright: Bool[Tensor, "h w"]) -> Int64[Tensor, "h w"]:
+def _spread(
+    labels: Int64[Tensor, "h w"], bright: Bool[Tensor, "h w"], reach: int | None
+) -> Int64[Tensor, "h w"]:
     """Labels spread over the bright pixels around them, step by step to the four neighbours; where
     two meet the larger number wins."""
     wide = F.pad(labels, (1, 1, 1, 1))
     flat, width = wide.view(-1), wide.shape[1]
     rest = F.pad(bright & (labels == 0), (1, 1, 1, 1)).view(-1).nonzero()[:, 0]
-    while len(rest):
+    for _ in count() if reach is None else range(reach):
+        if not len(rest):
+            break
         around = torch.stack([flat[rest + step] for step in (-width, -1, 1, width)]).amax(dim=0)
         if not around.any():
             break
