@@ -26,14 +26,14 @@ def predict(y: Tensor, zoom: float) -> Tree:
 
 
 def follow(y: Tensor, zoom: float) -> tuple[Tree, float]:
-    """Resize as advised until nothing is advised."""
+    """Resize as advised until nothing is advised; the tree, and the size that it is of."""
     for _ in range(ROUNDS):
         tree = predict(y, zoom)
         advised = re.search(r"at (\d+) % of its size", describe_magnification(tree, predictor))
         if not advised:
-            break
+            return tree, zoom
         zoom *= int(advised[1]) / 100
-    return tree, zoom
+    raise SystemExit(f"still doubted after {ROUNDS} rounds")
 
 
 predictor = load("cells", "cpu")

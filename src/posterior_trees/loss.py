@@ -86,7 +86,8 @@ def objective(
     if guide is not None:
         winners = _either(guide[1] > 0, tree.winners(guide[0]), winners)
     path = tree.follow(winners)
-    weighed, has_rate = errors if apart is None else apart, any(per_level(rate, tree.depth))
+    has_rate = any(per_level(rate, tree.depth))
+    weighed = errors if apart is None else apart
     if handicaps is not None:
         weighed = [e * h for e, h in zip(weighed, handicaps, strict=True)]
     if has_rate:
