@@ -82,7 +82,8 @@ def describe_magnification(tree: Tree, model: Trained) -> str:
     task = f"the task {model.name!r}" if model.name else "this model"
     return (
         f"the picture may be at another magnification than {task} was trained at: bright regions "
-        f"of its root have {median:.0f} pixels (the median), in training images they have "
-        f"{low:.0f} to {high:.0f}. Try it at {100 * (middle / median) ** 0.5:.0f} % of its size, "
-        "and so on until this is no longer said"
+        f"of the root, the predicted mean, have {median:.0f} pixels (the median), in training "
+        f"images they have {low:.0f} to {high:.0f}. Try it at "
+        f"{100 * (middle / median) ** 0.5:.0f} % of its size; if this is said of that picture too, "
+        "resize it once more"
     )
