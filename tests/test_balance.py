@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from posterior_trees import balance
-from posterior_trees.balance import LeafBalancer, closed_form, exact_form
+from posterior_trees.balance import LeafBalancer, closed_form, exact_form, limit_shares
 from posterior_trees.seeding import make_marks, shake
 
 
@@ -449,12 +449,57 @@ def test_a_share_no_batch_can_hold_leaves_the_others_equal_and_no_debt() -> None
     assert torch.allclose(run(balancer, 4, 20), torch.tensor(0.2).double(), atol=0.03)
 
 
+@pytest.mark.parametrize("size", [1, 3, 8, 19, 20])
+@pytest.mark.parametrize("power", [0, 1, 4, 12])
+def test_limited_shares_are_the_nearest_that_batches_can_serve(size: int, power: int) -> None:
+    """By bisection for the shift, and none where none is needed."""
+    wanted = torch.rand(20, generator=seeded(), dtype=torch.float64) ** power
+    wanted /= wanted.sum()
+    low, high = 0.0, 1.0
+    for _ in range(80):
+        middle = (low + high) / 2
+        short = (wanted + middle).clamp_max(1 / size).sum() < 1
+        low, high = (middle, high) if short else (low, middle)
+    limited = limit_shares(wanted, size)
+    assert torch.allclose(limited, (wanted + high).clamp_max(1 / size), atol=1e-12)
+    assert limited.sum().item() == pytest.approx(1)
+    if wanted.max() <= 1 / size:
+        assert torch.allclose(limited, wanted, atol=1e-15)
+
+
+@pytest.mark.parametrize("options", [{}, {"exact": True}, {"refresh_every": 4}, {"greedy": False}])
+@pytest.mark.parametrize(
+    ("samples", "size", "rare"), [(64, 32, 4), (64, 8, 4), (300, 64, 5), (40, 40, 2)]
+)
+def test_the_weighted_loss_is_unbiased_however_rare_a_leaf_is(
+    options: dict[str, Any], samples: int, size: int, rare: int
+) -> None:
+    """Even where balancing asks for a sample more often than once a batch: a draw is undone by its
+    weight, in rare and in common samples."""
+    balancer = LeafBalancer(2, samples, **options)
+    everyone = torch.arange(samples)
+    leaf = (everyone < rare).long()
+    for _ in range(5):
+        balancer.update(everyone, leaf)
+    drawn, steps, generator = torch.zeros(samples), 0, seeded()
+    while steps < 800:
+        for indices in balancer.batches(size, generator):
+            assert len(indices.unique()) == size
+            drawn.index_add_(0, indices, balancer.weights(indices))
+            balancer.update(indices, leaf[indices])
+            steps += 1
+    effective = drawn * samples / (size * steps)
+    assert effective[:rare].mean().item() == pytest.approx(1, abs=0.03)
+    assert effective[rare:].mean().item() == pytest.approx(1, abs=0.03)
+
+
 def test_drawing_from_q_draws_with_its_frequencies() -> None:
     balancer = Obeying(2, 20, greedy=False)
     balancer.wanted = torch.linspace(0.1, 1.9, 20, dtype=torch.float64) / 20
-    runs = 120 * 20
-    deviation = (1.0 * balancer.wanted * (1 - balancer.wanted) / runs).sqrt()
-    assert ((run(balancer, 1, 120) - balancer.wanted) / deviation).abs().max() < 3.5
+    for size in (1, 5):  # several at once are of different samples, each as probable
+        wanted, runs = size * balancer.wanted, 120 * -(-20 // size)
+        deviation = (wanted * (1 - wanted) / runs).sqrt()
+        assert ((run(balancer, size, 120) - wanted) / deviation).abs().max() < 3.5
 
 
 def test_drawing_from_q_never_draws_what_it_excludes() -> None:
@@ -559,8 +604,8 @@ def test_weights_are_those_of_the_q_that_drew_the_batch() -> None:
 def test_weights_stay_finite_without_a_floor() -> None:
     balancer = Obeying(2, 4, floor=0.0)
     balancer.wanted = torch.tensor([0.0, 0.0, 0.5, 0.5], dtype=torch.float64)
-    indices = next(balancer.batches(4, seeded()))
-    assert balancer.weights(indices.sort().values).tolist() == [0.0, 0.0, 0.5, 0.5]
+    assert next(balancer.batches(2, seeded())).sort().values.tolist() == [2, 3]
+    assert balancer.weights(torch.arange(4)).tolist() == [0.0, 0.0, 0.5, 0.5]
 
 
 # --- state

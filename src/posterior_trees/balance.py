@@ -15,6 +15,8 @@ $$ \min_q \tfrac12 \| P q - \tfrac1n \|^2 + \tfrac\lambda2 \| q \|^2
 Choice: the paper does not give $\lambda$; written like this, its effect does not depend on $N$.
 Deviation: the paper has $\rho = 0$. A sample with $q_j = 0$ is never drawn, no $\gamma_j$ can make
 up for it, and the root is no longer the posterior mean. With $\rho > 0$, $\gamma_j \le 1/\rho$ too.
+Choice: a batch holds $B$ different samples, so it cannot serve a $q_j > 1/B$. Batches are drawn by,
+and $\gamma$ is that of, the nearest $q$ that they can serve (`limit_shares`).
 
 In code $P$ is transposed, one row per sample, so that a batch touches whole rows. All of it happens
 where the counts are, in few operations: beside a small network on a GPU each launch counts, and
@@ -31,7 +33,7 @@ import torch
 from jaxtyping import Float, Float64, Int, Int64
 from torch import Tensor
 
-from posterior_trees.drawing import closed_form, exact_form
+from posterior_trees.drawing import closed_form, exact_form, limit_shares
 from posterior_trees.seeding import make_marks, shake
 
 REBASE_EPOCHS = 32  # stored counts double every epoch; this often they are scaled back
@@ -60,7 +62,7 @@ class LeafBalancer:
     $p_j = \sum_i A_{ij} / \sum A$ (`window=True`). $A$ forgets within an epoch, so that
     samples with $q_j$ below about $0.3/N$ are *never* drawn, floor or not, and the weighted loss is
     biased.
-    `greedy=False` draws batches from $q$ without replacement.
+    `greedy=False` draws batches from $q$: different samples, each with the probability $B q_j$.
 
     While `active` is False, epochs are plain shuffles with weights 1, and `update` still counts.
     """
@@ -211,7 +213,8 @@ class LeafBalancer:
     def _balanced(self, size: int, generator: torch.Generator | None) -> Iterator[Tensor]:
         for _ in range(-(-self.num_samples // size)):
             if self.in_force is None or self.due == 0:
-                self.in_force, self.due = self._solve(), self.refresh_every
+                self.in_force = limit_shares(self._solve(), size)
+                self.due = self.refresh_every
             batch = self._next(self.in_force, size, generator)
             self.due -= 1
             yield batch.to(self.device)
@@ -225,10 +228,8 @@ class LeafBalancer:
 
     def _next(self, q: Tensor, size: int, generator: torch.Generator | None) -> Tensor:
         """A batch; greedy ones are drawn ahead, as many as share this q."""
-        if not self.greedy:  # the first `size` of N exponential clocks: a draw without replacement
-            luck = shake(self._marks, generator)
-            clocks = luck.to(q.dtype).mul_(2.0**-64).add_(0.5).clamp_(2.0**-65, 1 - 2.0**-53)
-            return (q / clocks.log_().neg_()).topk(size).indices
+        if not self.greedy:
+            return self._sweep(q, size, generator)
         if self.window:
             behind = self.num_samples * (q - self.totals / self.totals.sum().clamp_min(1e-300))
             return self._order(behind, generator).topk(size).indices
@@ -239,6 +240,15 @@ class LeafBalancer:
         batch, rest = self.ahead[0], self.ahead[1:]
         self.ahead = rest if len(rest) else None
         return batch
+
+    def _sweep(self, q: Tensor, size: int, generator: torch.Generator | None) -> Tensor:
+        """Systematic sampling: lay the samples in random order along a line, each as long as size
+        times its q, at most 1, and take those under marks at distances of 1."""
+        order = shake(self._marks, generator).argsort()
+        start = shake(self._marks[:1], generator).to(q.dtype).mul_(2.0**-64).add_(0.5)
+        ends = q[order].mul_(size).cumsum(0)
+        marks = torch.arange(size, device=q.device).add(start)
+        return order[torch.searchsorted(ends, marks, right=True).clamp_max_(len(q) - 1)]
 
     def _draw(
         self, q: Tensor, size: int, batches: int, generator: torch.Generator | None
@@ -261,7 +271,7 @@ class LeafBalancer:
                 torch.zeros_like(wishes).index_fill_(0, granted, 1.0).reshape(-1, batches).sum(1)
             )
             least = (owed.unsqueeze(1) - turns).flatten()[granted].amin()
-        # Different samples cannot serve a q_j > 1/size: what it asks beyond that is forgiven.
+        # What an earlier q asked for and batches of different samples cannot hold is forgiven.
         behind[chosen] = owed - times
         self.debt = torch.minimum(behind, least)
         return drawn.reshape(size, batches).T.contiguous()

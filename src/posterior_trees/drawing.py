@@ -1,7 +1,8 @@
 r"""Drawing probabilities that make all leaves equally frequent; see `balance.py` for the problem.
 
 `closed_form` drops the inequality as the paper does, `exact_form` keeps it. Both take
-$P_{ij} = p(\text{leaf } i \mid \text{sample } j)$ transposed, one row per sample.
+$P_{ij} = p(\text{leaf } i \mid \text{sample } j)$ transposed, one row per sample. `limit_shares`
+makes of their q one that batches of different samples can serve.
 """
 
 import math
@@ -78,6 +79,27 @@ def exact_form(
         ray = _Ray(scores, conditional @ d, linear, quadratic, floor)
         w, before = w + ray.bottom() * d, free
     return _lift(conditional @ w - floor, floor), w
+
+
+def limit_shares(q: Float64[Tensor, "samples"], size: int) -> Float64[Tensor, "samples"]:
+    r"""The distribution nearest to $q$ that no sample has more than $1/B$ of, $B$ being `size`: a
+    batch of $B$ different samples has each once at most.
+
+    $$ q^* = \min(q + c, \tfrac1B), \qquad
+       c = \max_{0 \le k < N} \frac{\sum_{j \le k} q_{(j)} - k/B}{N - k}, \qquad
+       q_{(1)} \ge q_{(2)} \ge \dots $$
+
+    For each k, $\sum_{j \le k} \tfrac1B + \sum_{j > k} (q_{(j)} + c)$ is at least the sum of
+    $q^*$, and equal to it where k samples are at the limit: so the c that makes it 1 is at most
+    the right one, and that is the largest. No more than B samples can be at the limit.
+    """
+    most = min(size, len(q) - 1)
+    if most < 1:
+        return q
+    k = torch.arange(1, most + 1, dtype=q.dtype, device=q.device)
+    excess = q.topk(most).values.cumsum(0).sub_(k, alpha=1.0 / size)
+    shift = excess.div_(len(q) - k).amax().clamp_min_(0.0)
+    return (q + shift).clamp_max_(1.0 / size)
 
 
 class _Ray:
