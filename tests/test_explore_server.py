@@ -228,6 +228,8 @@ def test_levels_and_gamma_are_those_of_the_command_line(kind: type) -> None:
         ("levels=0,inf", "give two numbers"),
         ("gamma=0", "gamma is 0; it must be positive"),
         ("gamma=x", "gamma is one"),
+        ("scale=x", "the scale is one number"),
+        ("scale=99", "the scale is 99; it must be from"),
     ],
 )
 def test_wrong_levels_get_a_readable_reason(query: str, words: str) -> None:
@@ -240,6 +242,15 @@ def test_the_page_proposes_what_the_command_line_said() -> None:
     app = make_app(make_predictor(), adjustment=Adjustment.of((150, 2600), 0.5, invert=True))
     assert '"levels":[150,2600],"gamma":0.5,"invert":true' in get(app, "/").text
     assert '"levels":null,"gamma":1.0,"invert":false' in get(make_app(make_predictor()), "/").text
+
+
+def test_a_picture_is_taken_at_the_scale_that_is_asked_for() -> None:
+    pairs = make_predictor(Paired(1, 1))
+    assert '"scale":0.5' in get(make_app(pairs, scale=0.5), "/").text
+    assert '"scale":null' in get(make_app(make_predictor()), "/").text  # it has a mask
+    found = post(make_app(pairs), png(np.full((20, 30), 90, np.uint8)), "scale=1.5").json()
+    assert found["size"] == [30, 45]
+    assert found["resized"] == "resized from 20×30 to 30×45 (height×width)"
 
 
 def test_a_digit_is_looked_for_only_where_the_model_is_of_digits() -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import time
 from pathlib import Path
 
@@ -120,7 +121,16 @@ def test_another_size_is_doubted_with_a_size_to_try(radius: int, is_doubted: boo
     assert bool(said) == is_doubted
     if is_doubted:
         assert f"have {pixels_of(radius)} pixels" in said
-        assert f"at {100 * (pixels_of(8) / pixels_of(radius)) ** 0.5:.0f} % of its size" in said
+        assert f"--scale {(pixels_of(8) / pixels_of(radius)) ** (2 / 3):.3g})" in said
+        again = describe_magnification(tree_of(discs(radius)), Known(region_pixels=usual), 0.5)
+        assert f"--scale {0.5 * (pixels_of(8) / pixels_of(radius)) ** (2 / 3):.3g})" in again
+
+
+def test_the_advice_is_a_scale_that_is_taken() -> None:
+    huge = [1e4 * pixels_of(8)] * 3
+    assert "--scale 16)" in describe_magnification(tree_of(discs(8)), Known(region_pixels=huge))
+    tiny = [1e-4 * pixels_of(8)] * 3
+    assert "--scale 0.0625)" in describe_magnification(tree_of(discs(8)), Known(region_pixels=tiny))
 
 
 def test_nobody_is_doubted_who_knows_nothing() -> None:
@@ -171,6 +181,42 @@ def test_predict_says_so_in_the_terminal_on_its_page_and_in_its_file(
     assert tables[1]["note"] in (tmp_path / "o" / "index.html").read_text()
 
 
+def test_who_takes_the_advice_is_not_doubted_again(model: Path, tmp_path: Path, capsys) -> None:
+    """… neither by `predict` nor by the explorer; the files say what was done. (This model answers
+    with its input, whose regions grow with the square of the scale: a small step is right.)"""
+    file = save(discs(11), tmp_path / "a.png")
+    out = tmp_path / "o"
+    cli.main(["predict", str(model), str(file), "--out", str(out)])
+    advised = re.search(r"--scale ([\d.]+)", capsys.readouterr().err)
+    assert advised
+    assert float(advised[1]) == pytest.approx((8 / 11) ** (4 / 3), rel=0.05)
+    options = ["--count", "--scale", advised[1]]
+    cli.main(["predict", str(model), str(file), "--out", str(out), *options])
+    said = capsys.readouterr()
+    assert said.err == ""
+    assert f"at {advised[1]} of its size" in " ".join(said.out.split())
+    size = [round(side * float(advised[1])) for side in discs(11).shape]
+    table = json.loads((out / "a" / "tree.json").read_text())
+    words = f"resized from 116×145 to {size[0]}×{size[1]} (height×width)"
+    assert (table["scale"], table["size"], table["resized"]) == (float(advised[1]), size, words)
+    made = answer(load(model), file.read_bytes(), "a.png", degrade=False, scale=float(advised[1]))
+    assert (made.note, made.resized) == ("", words)
+    torch.testing.assert_close(made.tree.leaves, Tree.load(out / "a" / "tree.safetensors").leaves)
+
+
+def test_a_count_keeps_what_is_doubted_about_its_picture(model: Path, tmp_path: Path) -> None:
+    file = save(discs(13), tmp_path / "a.png")
+    for scale in (1, 0.9):  # both doubted
+        out = tmp_path / "o"
+        cli.main(["predict", str(model), str(file), "--out", str(out), "--count",
+                  "--scale", str(scale)])  # fmt: skip
+        tree, count = (json.loads((out / "a" / f"{n}.json").read_text()) for n in ("tree", "count"))
+        assert "another magnification" in count["note"]
+        kept = {key: count.get(key) for key in ("note", "resized", "scale")}
+        assert kept == {key: tree.get(key) for key in kept}
+        assert (count.get("scale"), round(count["mean"])) == (None if scale == 1 else 0.9, 20)
+
+
 def test_the_explorer_says_so_unless_it_shrank_the_picture_itself(
     model: Path, tmp_path: Path
 ) -> None:
@@ -186,6 +232,9 @@ def test_the_explorer_says_so_unless_it_shrank_the_picture_itself(
     assert "another magnification" not in made.note
     assert "no longer at the scale" in made.resized
     assert describe_magnification(made.tree, predictor)
+    made = answer(predictor, content, "b.png", degrade=False, scale=0.7, limits=Limits(side=115))
+    assert "another magnification" not in made.note  # 208×208 was asked for
+    assert "from 297×297 to 115×115 (height×width), no longer at the scale" in made.resized
 
 
 def test_the_shipped_model_knows_the_sizes_of_its_training_fields() -> None:

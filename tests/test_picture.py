@@ -417,7 +417,7 @@ def test_bad_files_are_all_named_and_the_good_ones_done(tmp_path: Path) -> None:
 def test_an_interrupted_or_failed_prediction_leaves_no_empty_folder(tmp_path: Path) -> None:
     file, out = save(tmp_path / "a.png", noise(9, 7)), tmp_path / "deep" / "out"
 
-    def interrupt(tree: Tree, folder: Path) -> None:
+    def interrupt(tree: Tree, folder: Path, facts: dict) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

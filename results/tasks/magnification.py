@@ -19,20 +19,20 @@ from posterior_trees.pictures.magnification import describe_magnification, media
 ROUNDS = 4
 
 
-def predict(y: Tensor, zoom: float) -> Tree:
-    size = [round(side * zoom) for side in y.shape[-2:]]
-    y = F.interpolate(y, size=size, mode="bicubic", antialias=True).clamp(0, 1)
-    return predictor.predict(y, tile=0)
+def resize(y: Tensor, scale: float) -> Tensor:
+    size = [round(side * scale) for side in y.shape[-2:]]
+    return F.interpolate(y, size=size, mode="bicubic", antialias=True).clamp(0, 1)
 
 
-def follow(y: Tensor, zoom: float) -> tuple[Tree, float]:
-    """Resize as advised until nothing is advised; the tree, and the size that it is of."""
+def follow(y: Tensor) -> tuple[Tree, float]:
+    """Resize a picture as advised until nothing is advised; the tree, and its scale."""
+    scale = 1.0
     for _ in range(ROUNDS):
-        tree = predict(y, zoom)
-        advised = re.search(r"at (\d+) % of its size", describe_magnification(tree, predictor))
+        tree = predictor.predict(resize(y, scale), tile=0)
+        advised = re.search(r"--scale ([\d.]+)", describe_magnification(tree, predictor, scale))
         if not advised:
-            return tree, zoom
-        zoom *= int(advised[1]) / 100
+            return tree, scale
+        scale = float(advised[1])
     raise SystemExit(f"still doubted after {ROUNDS} rounds")
 
 
@@ -45,14 +45,15 @@ for split, step, zoom in [*cases, ("train", 4, 1.0)]:
     counts, medians, doubted, then, zooms = [], [], 0, [], []
     for index in range(0, len(fields), step):
         _, y = fields.batch(torch.tensor([index]))
-        tree = predict(y, zoom)
+        y = resize(y, zoom)
+        tree = predictor.predict(y, tile=0)
         counts.append(count_nuclei(tree).mean)
         if (median := median_region(tree.root[0, 0])) is not None:
             medians.append(median)
             doubted += bool(describe_magnification(tree, predictor))
-        tree, reached = follow(y, zoom)
+        tree, scale = follow(y)
         then.append(count_nuclei(tree).mean)
-        zooms.append(reached)
+        zooms.append(zoom * scale)
     print(
         f"{split} × {zoom:<4}: {sum(counts) / len(counts):5.1f} nuclei, regions of "
         f"{torch.tensor(medians).median():.0f} pixels, doubted {doubted} of {len(medians)} fields; "

@@ -9,7 +9,8 @@ out/<stem>/tree.safetensors  the tree itself, unclipped (`Tree.load`)
 out/<stem>/tree.json         `{"schema": 1, "picture", "model", "branching", "size", "nodes":
                              [{"path": [0, 1], "probability", "image": "node_0.1.png"}…]}`, and
                              `"shows_hidden": "picture.png"` where that is there, a `"note"` of what
-                             may be wrong with the picture and how it was `"resized"`, if it was
+                             may be wrong with the picture, how it was `"resized"`, if it was, and
+                             to which `"scale"`, if that was asked for
 out/<stem>/count*            with `--count`: the nuclei in the leaves, see `pictures/count.py`
 """
 
@@ -31,7 +32,6 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from posterior_trees.data.decode import read_header
-from posterior_trees.explore.upload import caption_digit, caption_resize, describe_resize
 from posterior_trees.figure import save_figure
 from posterior_trees.pictures.adjust import Adjustment, describe_misfit, refuse_with_digit
 from posterior_trees.pictures.album import LeafNumbers, Shown, make_album
@@ -40,6 +40,14 @@ from posterior_trees.pictures.doubt import describe_doubt
 from posterior_trees.pictures.hidden import shows_hidden
 from posterior_trees.pictures.magnification import describe_magnification
 from posterior_trees.pictures.picture import read_stored
+from posterior_trees.pictures.size import (
+    caption_digit,
+    caption_resize,
+    check_scale,
+    describe_resize,
+    mask_size,
+    times,
+)
 from posterior_trees.pictures.tiles import OVERLAP, TILE, needs_tiles, predict_tiled
 from posterior_trees.predictor import TreePredictor
 from posterior_trees.store import write_bytes
@@ -68,9 +76,10 @@ def predict_files(
     levels: Sequence[float | int] | None = None,
     gamma: float | int = 1.0,
     digit: bool = False,
+    scale: float | int = 1.0,
     tile: int | None = None,
     overlap: int = OVERLAP,
-    also: Callable[[Tree, Path], LeafNumbers | None] | None = None,
+    also: Callable[[Tree, Path, dict], LeafNumbers | None] | None = None,
     remark: str = "",
     warn: Callable[[str], object] = warnings.warn,
     watch: Callable = iter,
@@ -79,31 +88,31 @@ def predict_files(
     of them; returns `out/index.html` and the folders.
 
     A folder holds the files above and appears whole or not at all. Pictures that fail do not stop
-    the others: the `PictureError` at the end names them all. `levels`, `gamma` and `digit` are
-    those of `read_picture`, and `also(tree, folder)` may write more files into a folder and return
-    numbers of the leaves, whose distributions the page then shows; `remark` is what to beware of in
-    all pictures. A picture larger than `tile` pixels along a side, or than `tiles.WHOLE` pixels if
-    none is given, is predicted in overlapping tiles (`pictures/tiles.py`); `tile=0` never does
-    that. `watch` wraps the loop over files, or over the tiles of a single file.
+    the others: the `PictureError` at the end names them all. `levels`, `gamma`, `digit` and `scale`
+    are those of `read_picture`, and `also(tree, folder, facts)` may write more files into a folder
+    and return numbers of the leaves, whose distributions the page then shows; `facts` are those of
+    `tree.json`. `remark` is what to beware of in all pictures. A picture larger than `tile` pixels
+    along a side, or than `tiles.WHOLE` pixels if none is given, is predicted in overlapping tiles
+    (`pictures/tiles.py`); `tile=0` never does that. `watch` wraps the loop over files, or over the
+    tiles of a single file.
     """
-    adjustment = Adjustment.of(levels, gamma, invert)
-    if digit:
-        refuse_with_digit(adjustment, resize)
-        check_takes_digits(predictor.measurement, predictor.channels, predictor.name)
+    reading = Reading(resize, digit, scale, Adjustment.of(levels, gamma, invert))
+    reading.check(predictor, warn)
     shown, folders, problems = [], [], []
     watch, watch_tiles = (iter, watch) if len(files) == 1 else (watch, iter)
     tiling = Tiling(tile, overlap, watch_tiles)
     with _kept_if_used(out) as out:
         for file, folder in watch(list(zip(files, _choose_folders(files, out), strict=True))):
             try:
-                pixels, remarks = _read(predictor, file, resize, adjustment, digit, warn)
+                pixels, remarks = _read(predictor, file, reading, warn)
                 tree, y = _predict(predictor, pixels, tiling)
-                if doubt := describe_magnification(tree, predictor):
+                if doubt := describe_magnification(tree, predictor, scale):
                     warn(f"{file}: {doubt}")
                 remarks = _add_notes(remarks, doubt, remark)
                 x = pixels.cpu() if shows_hidden(predictor.measurement, pixels) else None
                 small = Shown.of(folder.name, tree, y, x, remarks)
-                facts = {"picture": str(file), "model": predictor.name}
+                facts: dict = {"picture": str(file), "model": predictor.name}
+                facts |= {"scale": scale} if scale != 1 else {}
                 measures = _write(folder, tree, x, small, facts, also)
                 shown.append(small._replace(measures=measures))
                 folders.append(folder)
@@ -131,18 +140,38 @@ def _kept_if_used(out: str | PathLike[str]) -> Generator[Path, None, None]:
                 folder.rmdir()
 
 
+class Reading(NamedTuple):
+    """What is done to a picture before it is predicted; see `predict_files`."""
+
+    resize: bool
+    digit: bool
+    scale: float | int
+    adjustment: Adjustment
+
+    def check(self, predictor: TreePredictor, warn: Callable[[str], object]) -> None:
+        """Refuse what contradicts itself or the model; `warn` hears of what does nothing."""
+        if self.digit:
+            refuse_with_digit(self.adjustment, self.resize, scale=self.scale)
+            check_takes_digits(predictor.measurement, predictor.channels, predictor.name)
+        check_scale(self.scale, predictor.measurement)
+        if self.resize and not mask_size(predictor.measurement):
+            warn(
+                "--resize does nothing here: it is for models of one size, and this one takes any. "
+                "--scale FACTOR makes a picture larger or smaller"
+            )
+
+
 def _read(
     predictor: TreePredictor,
     file: str | PathLike[str],
-    resize: bool,
-    adjustment: Adjustment,
-    digit: bool,
+    reading: Reading,
     warn: Callable[[str], object],
 ) -> tuple[Tensor, dict[str, str]]:
     """The picture in a file as the model takes it, and what is to be said of it; `warn` hears that
     too."""
-    stored = read_stored(file, predictor, resize, digit)
-    remarks = _resized(file, stored.shape[-2:], digit, warn) if resize or digit else {}
+    adjustment, digit = reading.adjustment, reading.digit
+    stored = read_stored(file, predictor, reading.resize, digit, reading.scale)
+    remarks = _resized(file, stored.shape[-2:], reading, warn)
     pixels = adjustment.apply(stored, str(file))
 
     def see(other: Tensor) -> Tensor:
@@ -156,17 +185,18 @@ def _read(
 
 
 def _resized(
-    file: str | PathLike[str], want: Sequence[int], digit: bool, warn: Callable[[str], object]
+    file: str | PathLike[str], want: Sequence[int], reading: Reading, warn: Callable[[str], object]
 ) -> dict[str, str]:
-    """What was done to a file of another size than the model's mask, or to one with a digit."""
+    """What was done to a file of another size than the model's mask, or to one with a digit; `warn`
+    hears of it unless it is what was asked for."""
     with Path(file).open("rb") as opened:
-        height, width, _ = read_header(opened, str(file))
-    if digit:
-        return {"resized": caption_digit((height, width))}
-    if not (caption := caption_resize((height, width), want)):
+        have = read_header(opened, str(file))[:2]
+    if reading.digit:
+        return {"resized": caption_digit(have)}
+    if not (caption := caption_resize(have, want)):
         return {}
-    why = f"the model takes {'×'.join(map(str, want))}"
-    warn(describe_resize(str(file), (height, width), want, why))
+    if reading.scale == 1:
+        warn(describe_resize(str(file), have, want, f"the model takes {times(want)}"))
     return {"resized": caption}
 
 
@@ -232,7 +262,7 @@ def _write(
     tree: Tree,
     x: Tensor | None,
     small: Shown,
-    facts: dict[str, str],
+    facts: dict,
     also: Callable | None,
 ) -> LeafNumbers:
     """Fill a folder beside the final one, then put it in its place; returns what `also` found."""
@@ -249,7 +279,7 @@ def _write(
         facts = facts | dict(small.remarks)
         table = {"schema": SCHEMA, **facts, **layout, "nodes": _write_nodes(part, tree)}
         (part / "tree.json").write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
-        measures = (also(tree, part) if also else None) or {}
+        measures = (also(tree, part, facts) if also else None) or {}
         if not folder.exists():
             part.rename(folder)
             return measures

@@ -80,6 +80,31 @@ def test_a_camera_s_values_are_read_as_the_reader_says(
             assert np.abs(seen - 255 * want[20:]).max() <= 1
 
 
+def test_a_picture_is_taken_at_the_scale_that_the_reader_says(
+    visit: Callable[..., Any], served: str, tmp_path: Path
+) -> None:
+    """Not where the model takes one size; the page begins with the scale of the command line."""
+    Image.new("RGB", (40, 60), (90, 60, 30)).save(tmp_path / "a.png")
+    network = UNet(1, 3, 2, width=4, steps=1)
+    model = TreePredictor(network, Colorize(), branching=2, depth=1, channels=3, multiple=2)
+    with serving(make_app(model, scale=0.5)) as address:
+        opened = visit(address)
+        opened.wait_for_selector("#own[open]")
+        assert opened.locator("#zoom").input_value() == "0.5"
+        for i, (scale, words) in enumerate((("0.5", "60×40 to 30×20"), ("1.5", "60×40 to 90×60"))):
+            opened.locator("#own-button").click() if i else None
+            opened.locator("#zoom").fill(scale)
+            opened.locator("#file").set_input_files(tmp_path / "a.png")
+            opened.wait_for_selector(f"#examples button:nth-child({i + 1})")
+            assert words in opened.locator("#resized").text_content()
+    opened = visit(served)
+    opened.wait_for_selector("body.ready")
+    opened.locator("#own-button").click()
+    opened.locator("#values summary").click()
+    assert opened.locator("#gamma").is_visible()
+    assert opened.locator("#zoom").is_hidden()
+
+
 def test_a_photographed_digit_is_found_and_leaves_nothing_else_to_say(
     visit: Callable[..., Any], served: str, tmp_path: Path
 ) -> None:

@@ -41,11 +41,13 @@ def run_explore(arguments: argparse.Namespace) -> None:
     from posterior_trees import load
     from posterior_trees.explore.start import describe_start, model_card, title_of
     from posterior_trees.pictures.adjust import Adjustment, refuse_with_digit
+    from posterior_trees.pictures.size import check_scale
 
     adjustment = Adjustment.of(arguments.levels, arguments.gamma, arguments.invert)
     if arguments.digit:
-        refuse_with_digit(adjustment)
+        refuse_with_digit(adjustment, scale=arguments.scale)
     predictor = load(arguments.model)
+    check_scale(arguments.scale, predictor.measurement)
     measures = dict(load_measure(name) for name in arguments.measure)
     examples = describe_start(
         predictor,
@@ -53,6 +55,7 @@ def run_explore(arguments: argparse.Namespace) -> None:
         degrade=not arguments.measured,
         adjustment=adjustment,
         digit=arguments.digit,
+        scale=arguments.scale,
         rivals=[split_rival(text) for text in arguments.compare],
         measures=measures,
         warn=lambda message: print(f"ptrees explore: {message}", file=sys.stderr, flush=True),
@@ -64,7 +67,7 @@ def run_explore(arguments: argparse.Namespace) -> None:
     from posterior_trees.explore.server import make_app
 
     options |= {"host": arguments.host, "measures": measures, "adjustment": adjustment,
-                "digit": arguments.digit}  # fmt: skip
+                "digit": arguments.digit, "scale": arguments.scale}  # fmt: skip
     app = make_app(predictor, examples=examples, **options)
     serve(app, arguments.host, arguments.port, is_shown=not arguments.no_browser)
 

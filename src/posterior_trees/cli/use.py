@@ -58,7 +58,7 @@ def run_predict(arguments: argparse.Namespace) -> None:
     remark = describe_counting(predictor) if arguments.count else ""
     if remark:
         warn(remark)
-    names = ("resize", "invert", "levels", "gamma", "digit", "tile", "overlap")
+    names = ("resize", "scale", "invert", "levels", "gamma", "digit", "tile", "overlap")
     try:
         written = predict_files(
             predictor,
@@ -85,14 +85,14 @@ def nucleus_counter(arguments: argparse.Namespace):
             raise ValueError("--threshold is for counting: add --count")
         return None
     from posterior_trees.pictures.count import count_nuclei
-    from posterior_trees.pictures.count_report import per_leaf, write_count
+    from posterior_trees.pictures.count_report import KEPT, per_leaf, write_count
     from posterior_trees.progress import track
 
     watch = track("counting nuclei") if len(arguments.images) == 1 else iter
 
-    def count(tree: "Tree", folder: Path) -> dict[str, list[int | None]]:
+    def count(tree: "Tree", folder: Path, facts: dict) -> dict[str, list[int | None]]:
         counted = count_nuclei(tree, arguments.threshold, watch=watch)
-        write_count(counted, tree, folder)
+        write_count(counted, tree, folder, {key: facts[key] for key in KEPT if key in facts})
         return per_leaf(counted, tree)
 
     return count
@@ -110,7 +110,7 @@ def print_counts(written: list[Path]) -> None:
 
 
 def run_export(arguments: argparse.Namespace) -> None:
-    scores = json.loads(arguments.scores.read_text("utf-8")) if arguments.scores else None
+    scores = read_scores(arguments.scores) if arguments.scores else None
     if arguments.onnx:
         export_onnx(arguments, scores)
         return
@@ -121,6 +121,19 @@ def run_export(arguments: argparse.Namespace) -> None:
     dtype = getattr(torch, arguments.dtype or "bfloat16")
     export_model(arguments.model, arguments.out, dtype, scores)
     print(f"{arguments.out} ({arguments.out.stat().st_size / 1e6:.1f} MB)")
+
+
+def read_scores(file: Path) -> dict[str, Any]:
+    """What `ptrees evaluate --json` wrote."""
+    try:
+        scores = json.loads(file.read_text("utf-8"))
+        if isinstance(scores["model"], str) and isinstance(scores["psnr"], list):
+            return scores
+    except (ValueError, LookupError, TypeError):
+        pass
+    raise ValueError(
+        f"{file} holds no scores of a model: give the JSON of `ptrees evaluate --json`"
+    )
 
 
 def export_onnx(arguments: argparse.Namespace, scores: dict | None) -> None:

@@ -7,6 +7,7 @@
          ?name=…&degrade=1&invert=0&hole=N      N > 0: the last N bytes are another hole
          &levels=LO,HI&gamma=1                  stored values that become black and white
          &digit=0                               1: find the handwritten digit in it
+         &scale=1                               0.5: take it at half its size
 
 Safe by default: `guard` decides who is answered, and no path of a client's is ever opened. Bytes
 are counted while they come in, pixels before they are decoded, and one thread with a short queue
@@ -29,10 +30,11 @@ from posterior_trees.explore.export import (
 )
 from posterior_trees.explore.guard import Guard, RefusedError, allowed_hosts, refusal
 from posterior_trees.explore.hole import describe_paper
-from posterior_trees.explore.upload import Limits, Predictor, answer, degradation_of, mask_size
+from posterior_trees.explore.upload import Limits, Predictor, answer, degradation_of
 from posterior_trees.explore.worker import FullError, Worker
 from posterior_trees.pictures.adjust import Adjustment
 from posterior_trees.pictures.digit import takes_digits
+from posterior_trees.pictures.size import mask_size
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -53,17 +55,18 @@ def make_app(
     measures: Mapping[str, Measure] | None = None,
     adjustment: Adjustment | None = None,
     digit: bool = False,
+    scale: float | int = 1.0,
     limits: Limits | None = None,
     room: int = 16,
 ) -> "FastAPI":
     """The web application of one model; `examples` (of `describe_trees`) are there from the start,
-    `host` is the name it will be reached by, `adjustment` and `digit` what the page proposes for
-    files."""
+    `host` is the name it will be reached by, `adjustment`, `digit` and `scale` what the page
+    proposes for files."""
     fastapi = import_fastapi()
     limits = limits or Limits()
-    size = mask_size(predictor) or (examples[0]["size"] if examples else (1, 1))
+    size = mask_size(predictor.measurement) or (examples[0]["size"] if examples else (1, 1))
     frame = frame_content(predictor.branching, size, title, model_card)
-    server = describe_server(predictor, limits, adjustment or Adjustment(), digit)
+    server = describe_server(predictor, limits, adjustment or Adjustment(), digit, scale)
     first = frame | {"examples": list(examples), "server": server}
     explorer = Explorer(predictor, frame, first, measures, limits, Worker(room))
 
@@ -149,8 +152,8 @@ class Explorer:
         content, hole = split_body(content, query.get("hole", "0"))
         made = answer(
             self.predictor, content, name, degrade=query.get("degrade") == "1",
-            adjustment=read_adjustment(query), digit=query.get("digit") == "1", hole=hole,
-            limits=self.limits,
+            adjustment=read_adjustment(query), digit=query.get("digit") == "1",
+            scale=read_scale(query), hole=hole, limits=self.limits,
         )  # fmt: skip
         (example,) = describe_trees(
             made.tree, inputs=made.y, truths=made.x, names=[name], measures=self.measures
@@ -199,11 +202,18 @@ def read_adjustment(query: Mapping[str, str]) -> Adjustment:
     return Adjustment.of(levels or None, gamma, query.get("invert") == "1")
 
 
+def read_scale(query: Mapping[str, str]) -> float:
+    try:
+        return float(query.get("scale") or 1)
+    except ValueError:
+        raise RefusedError(422, "the scale is one number, 0.5 for half the size") from None
+
+
 def describe_server(
-    predictor: Predictor, limits: Limits, adjustment: Adjustment, digit: bool
+    predictor: Predictor, limits: Limits, adjustment: Adjustment, digit: bool, scale: float | int
 ) -> dict:
     """What the page needs to know to ask for trees of new pictures; `digit` is null where the model
-    is of something else."""
+    is of something else, and `scale` where it takes one size."""
     is_of_digits = takes_digits(predictor.measurement, predictor.channels)
     return {
         "megabytes": limits.megabytes,
@@ -213,6 +223,7 @@ def describe_server(
         "gamma": adjustment.gamma,
         "invert": adjustment.is_inverted,
         "digit": digit if is_of_digits else None,
+        "scale": None if mask_size(predictor.measurement) else scale,
     }
 
 

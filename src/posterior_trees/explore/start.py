@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from importlib import resources
 from io import BytesIO
 from pathlib import Path
@@ -22,14 +23,13 @@ from posterior_trees.explore.upload import (
     Predictor,
     answer,
     can_degrade,
-    describe_resize,
     fitted_size,
     has_scale,
-    mask_size,
     predict_pixels,
 )
 from posterior_trees.pictures.adjust import Adjustment
 from posterior_trees.pictures.digit import check_takes_digits, takes_digits
+from posterior_trees.pictures.size import describe_resize, mask_size, scale_size, times
 from posterior_trees.tree import Tree
 
 DIGIT = (28, 28)
@@ -44,18 +44,21 @@ def describe_start(
     degrade: bool = True,
     adjustment: Adjustment | None = None,
     digit: bool = False,
+    scale: float | int = 1.0,
     rivals: Sequence[tuple[str, Path]] = (),
     measures: Mapping[str, Measure] | None = None,
     warn: Callable[[str], object] = warnings.warn,
 ) -> list[dict]:
     """Examples of the given files, or of sample digits where the model takes digits; `warn` hears
-    of files that were resized or do not fit the model. `digit` finds the digit in each file."""
+    of files that do not fit the model or not the page. `digit` finds the digit in each file, and
+    `scale` makes them larger or smaller."""
     if digit:
         check_takes_digits(predictor.measurement, predictor.channels, predictor.name)
     degrade = degrade and can_degrade(predictor)
     if files:
         names = [file.name for file in files]
-        answers = [_read(predictor, file, degrade, adjustment, digit, warn) for file in files]
+        read = partial(_read, predictor, degrade, adjustment, digit, scale, warn)
+        answers = [read(file) for file in files]
     else:
         is_model_of_digits = takes_digits(predictor.measurement, predictor.channels)
         digits = sample_digits(SAMPLES) if is_model_of_digits else ()
@@ -112,11 +115,12 @@ def model_card(predictor: Predictor) -> dict[str, str]:
 
 def _read(
     predictor: Predictor,
-    file: Path,
     degrade: bool,
     adjustment: Adjustment | None,
     digit: bool,
+    scale: float | int,
     warn: Callable[[str], object],
+    file: Path,
 ) -> Answer:
     """The answer to a file of the user's own, whose size in bytes is the user's business."""
     try:
@@ -125,26 +129,31 @@ def _read(
         raise DataError(f"cannot read {file} ({error.strerror or error}). Check the name") from None
     limits = Limits()
     made = answer(predictor, content, str(file), degrade=degrade, adjustment=adjustment,
-                  digit=digit, limits=limits)  # fmt: skip
-    if made.resized and not digit:
-        warn(_explain_resize(predictor, content, str(file), limits))
+                  digit=digit, scale=scale, limits=limits)  # fmt: skip
+    if not digit and (words := _explain_resize(predictor, content, str(file), limits, scale)):
+        warn(words)
     if made.note:
         warn(f"{file}: {made.note}")
     return made
 
 
-def _explain_resize(predictor: Predictor, content: bytes, name: str, limits: Limits) -> str:
-    height, width, _ = read_header(BytesIO(content), name)
-    want = fitted_size(predictor, content, name, limits)
+def _explain_resize(
+    predictor: Predictor, content: bytes, name: str, limits: Limits, scale: float | int
+) -> str:
+    """What was done to a picture that nobody had asked for; empty if nothing was."""
+    have = scale_size(read_header(BytesIO(content), name)[:2], scale, name)
+    want = fitted_size(predictor, content, name, limits, scale)
     why = f"the explorer takes at most {limits.side} pixels a side"
-    if mask := mask_size(predictor):
-        why = f"the model takes {'×'.join(map(str, mask))}"
-    elif max(height, width) <= limits.side:
+    if mask := mask_size(predictor.measurement):
+        why = f"the model takes {times(mask)}"
+    elif max(have) <= limits.side:
         why = "the model takes whole blocks of pixels"
-    text = describe_resize(name, (height, width), want, why)
-    return (
-        f"{text}, {RESCALED}; `ptrees predict` takes it as it is" if has_scale(predictor) else text
+    text = describe_resize(
+        f"{name} at {scale:g} of its size" if scale != 1 else name, have, want, why
     )
+    if not text or not has_scale(predictor):
+        return text
+    return f"{text}, {RESCALED}; `ptrees predict` takes it as it is"
 
 
 def _load_trees(file: Path, count: int) -> Tree:

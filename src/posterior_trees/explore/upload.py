@@ -7,10 +7,9 @@ to `Limits.side`, because a tree of $K^d$ such pictures has to travel to the pag
 A picture is either clean, then the model's own measurement degrades it here and it is kept as the
 truth, or it is a measurement already. An inpainting model also takes another hole than its own
 (`hole`). Which of its stored values are black and white is said as on the command line (`adjust`),
-or that it is a photograph of a digit (`digit`).
+or that it is a photograph of a digit (`digit`), or how much larger or smaller to make it (`size`).
 """
 
-from collections.abc import Sequence
 from io import BytesIO
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -35,6 +34,13 @@ from posterior_trees.pictures.digit import check_takes_digits, find_digit
 from posterior_trees.pictures.doubt import describe_doubt
 from posterior_trees.pictures.hidden import lacks_hidden
 from posterior_trees.pictures.magnification import describe_magnification
+from posterior_trees.pictures.size import (
+    caption_digit,
+    caption_resize,
+    check_scale,
+    mask_size,
+    scale_size,
+)
 from posterior_trees.tree import Tree
 
 
@@ -84,21 +90,22 @@ def answer(
     degrade: bool = True,
     adjustment: Adjustment | None = None,
     digit: bool = False,
+    scale: float | int = 1.0,
     hole: bytes | None = None,
     limits: Limits | None = None,
 ) -> Answer:
     """The tree of the picture in these bytes; `degrade` measures it first and keeps it as truth.
-    `digit` finds the handwritten digit in it, and `hole` is a picture of the pixels to hide, where
-    they are not the model's own."""
-    adjustment = adjustment or Adjustment()
+    `digit` finds the handwritten digit in it, `scale` makes it larger or smaller, and `hole` is a
+    picture of the pixels to hide, where they are not the model's own."""
+    adjustment, limits = adjustment or Adjustment(), limits or Limits()
     if digit:
-        refuse_with_digit(adjustment, is_measured=not degrade)
-    stored = read_bytes(predictor, content, name, limits or Limits(), digit)
+        refuse_with_digit(adjustment, is_measured=not degrade, scale=scale)
+    stored = read_bytes(predictor, content, name, limits, digit, scale)
     pixels = adjustment.apply(stored, name)
     if hole is None:
         made = predict_pixels(predictor, pixels, degrade=degrade)
     else:
-        _check_pixels(hole, "the hole", limits or Limits())
+        _check_pixels(hole, "the hole", limits)
         made = predict_with_hole(predictor, pixels, hole, degrade=degrade)
     if not made.note and digit:
         made = made._replace(note=describe_doubt(stored, predictor.measurement))
@@ -107,14 +114,14 @@ def answer(
                                lambda other: measure(predictor, other, degrade),
                                is_digit=digit)  # fmt: skip
         made = made._replace(note=note)
-    height, width, _ = read_header(BytesIO(content), name)
-    resized = caption_resize((height, width), pixels.shape[-2:])
-    if not resized:
-        notes = made.note, describe_magnification(made.tree, predictor)
-        made = made._replace(note=". ".join(filter(None, notes)))
+    have = read_header(BytesIO(content), name)[:2]
     if digit:
-        resized = caption_digit((height, width))
-    if resized and has_scale(predictor):
+        return made._replace(resized=caption_digit(have))
+    resized = caption_resize(have, pixels.shape[-2:])
+    if scale_size(have, scale, name) == pixels.shape[-2:]:
+        notes = made.note, describe_magnification(made.tree, predictor, scale)
+        made = made._replace(note=". ".join(filter(None, notes)))
+    elif has_scale(predictor):
         resized += f", {RESCALED}"
     return made._replace(resized=resized)
 
@@ -157,17 +164,23 @@ def predict_with_hole(
     is under a hole that a user paints is the truth, blank or not."""
     if not isinstance(predictor.measurement, Inpaint) or not isinstance(predictor, nn.Module):
         raise DataError("this model does not fill holes. Leave the hole out")
-    hidden = read_hole(hole, mask_size(predictor))
+    hidden = read_hole(hole, mask_size(predictor.measurement))
     if bool((hidden == predictor.measurement.hole.cpu()).all()):
         return predict_pixels(predictor, pixels, degrade=degrade)
     return _predict(with_hole(predictor, hidden), pixels, degrade)._replace(note=NOTE)
 
 
 def read_bytes(
-    predictor: Predictor, content: bytes, name: str, limits: Limits, digit: bool = False
+    predictor: Predictor,
+    content: bytes,
+    name: str,
+    limits: Limits,
+    digit: bool = False,
+    scale: float | int = 1.0,
 ) -> Stored:
     """The values `(c, h, w)` of a picture, brought to the model's channels and its mask's size; or
     the digit in it."""
+    check_scale(scale, predictor.measurement)
     if digit:
         check_takes_digits(predictor.measurement, predictor.channels, predictor.name)
     channels = 3 if isinstance(predictor.measurement, Colorize) else _channels(predictor)
@@ -178,41 +191,22 @@ def read_bytes(
     _check_pixels(content, name, limits)
     if digit:
         return find_digit(decode_raw(BytesIO(content), name, 1), name)
-    size = fitted_size(predictor, content, name, limits)
+    size = fitted_size(predictor, content, name, limits, scale)
     return decode_raw(BytesIO(content), name, channels, size)
 
 
-def fitted_size(predictor: Predictor, content: bytes, name: str, limits: Limits) -> tuple[int, ...]:
-    """Height and width a picture is brought to: the mask's, or else at most `limits.side`."""
-    return mask_size(predictor) or _shrunk(predictor, content, name, limits.side)
-
-
-def describe_resize(name: str, have: Sequence[int], want: Sequence[int], why: str) -> str:
-    """What was done to a picture of `have` = (h, w) that became `want`; empty if nothing was.
-    `why` says what has the other size. `decode.fit` cuts where the shapes differ."""
-    if tuple(have) == tuple(want):
-        return ""
-    before, after = ("×".join(map(str, size)) for size in (have, want))
-    return f"{name} is {before} (height×width), {why}: {_resizing(have, want)} to {after}"
-
-
-def caption_resize(have: Sequence[int], want: Sequence[int]) -> str:
-    """The same in few words, for beside the picture."""
-    if tuple(have) == tuple(want):
-        return ""
-    before, after = ("×".join(map(str, size)) for size in (have, want))
-    return f"{_resizing(have, want)} from {before} to {after} (height×width)"
-
-
-def caption_digit(size: Sequence[int]) -> str:
-    """The same of a photograph, of which the digit is taken."""
-    return f"the digit found in {'×'.join(map(str, size))} (height×width)"
-
-
-def _resizing(have: Sequence[int], want: Sequence[int]) -> str:
-    zoom = min(h / w for h, w in zip(have, want, strict=True))
-    is_cut = any(h / zoom - w >= 1 for h, w in zip(have, want, strict=True))  # less is rounding
-    return "cut to its centre and resized" if is_cut else "resized"
+def fitted_size(
+    predictor: Predictor, content: bytes, name: str, limits: Limits, scale: float | int = 1.0
+) -> tuple[int, ...]:
+    """Height and width a picture is brought to: the mask's, or else its own, scaled, at most
+    `limits.side`, and what blocks divide evenly."""
+    measurement = predictor.measurement
+    if size := mask_size(measurement):
+        return size
+    size = scale_size(read_header(BytesIO(content), name)[:2], scale, name)
+    zoom = min(1.0, limits.side / max(size))
+    block = measurement.factor if isinstance(measurement, Downsample) else 1
+    return tuple(max(block, round(side * zoom) // block * block) for side in size)
 
 
 RESCALED = "no longer at the scale that the model was trained at"
@@ -244,12 +238,6 @@ def degradation_of(predictor: Predictor) -> str | None:
     return next(words for kind, words in DEGRADATIONS if isinstance(predictor.measurement, kind))
 
 
-def mask_size(predictor: Predictor) -> tuple[int, ...]:
-    """Height and width of the model's fixed mask; () if it takes any size."""
-    measurement = predictor.measurement
-    return tuple(measurement.hole.shape[-2:]) if isinstance(measurement, Inpaint) else ()
-
-
 def _channels(predictor: Predictor) -> int:
     return predictor.measurement.channels(predictor.channels)
 
@@ -267,12 +255,3 @@ def _check_pixels(content: bytes, name: str, limits: Limits) -> None:
             f"{name} has {width}×{height} = {width * height / 1e6:.0f} megapixels, the limit is "
             f"{limits.megapixels:g}. Make it smaller first"
         )
-
-
-def _shrunk(predictor: Predictor, content: bytes, name: str, side: int) -> tuple[int, ...]:
-    """The size a picture is brought to: at most `side`, and what blocks divide evenly."""
-    height, width, _ = read_header(BytesIO(content), name)
-    zoom = min(1.0, side / max(height, width))
-    measurement = predictor.measurement
-    block = measurement.factor if isinstance(measurement, Downsample) else 1
-    return tuple(max(block, round(s * zoom) // block * block) for s in (height, width))

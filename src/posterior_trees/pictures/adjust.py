@@ -87,12 +87,18 @@ class Adjustment(NamedTuple):
         return (1 - pixels if self.is_inverted else pixels).unsqueeze(0)
 
 
-def refuse_with_digit(done: Adjustment, resize: bool = False, is_measured: bool = False) -> None:
+def refuse_with_digit(
+    done: Adjustment,
+    resize: bool = False,
+    is_measured: bool = False,
+    scale: float | int = 1.0,
+) -> None:
     """A digit's ink, paper and size are found by `digit.py`: nothing else is to be done to it. With
     a part hidden already it would be found elsewhere."""
     asked = {
         "--measured": is_measured,
         "--resize": resize,
+        "--scale": scale != 1,
         "--levels": done.levels is not None,
         "--gamma": done.gamma != 1,
         "--invert": done.is_inverted,

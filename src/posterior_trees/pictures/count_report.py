@@ -5,7 +5,8 @@
 count.json          `{"schema": 1, "threshold", "smallest", "tiles", "mean", "spread",
                     "spread_together", "leaves": [{"path", "probability", "nuclei",
                     "bright_pixels"}…], "nuclei": [{"row", "column", "pixels", "probability",
-                    "leaves": [path…]}…]}`
+                    "leaves": [path…]}…]}`, and of `tree.json` the `"note"`, `"resized"` and
+                    `"scale"` that it has: places and pixels are those of the scaled picture
 count_leaves.csv    the leaves, a row each
 count_nuclei.csv    the inventory, a row each
 count.png           the root with the inventory: green is in all leaves, orange is not
@@ -14,7 +15,7 @@ count.png           the root with the inventory: green is in all leaves, orange 
 import csv
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,15 +29,20 @@ if TYPE_CHECKING:
 
 SCHEMA = 1
 PRINTED = 20
+KEPT = ("note", "resized", "scale")
+"""What `count.json` repeats of `tree.json`: who reads a number should read its doubts."""
 ENLARGED = 3072
 """Pixels of the longer side up to which `count.png` is enlarged, three times at most."""
 
 
-def write_count(count: Count, tree: Tree, folder: Path) -> None:
-    """Write the table of a tree as JSON and CSV, and its picture."""
+def write_count(
+    count: Count, tree: Tree, folder: Path, remarks: Mapping[str, object] | None = None
+) -> None:
+    """Write the table of a tree as JSON and CSV, and its picture; `remarks` go into the JSON."""
     leaves = [leaf._asdict() for leaf in count.leaves]
     nuclei = [nucleus._asdict() for nucleus in count.nuclei]
-    facts = {"schema": SCHEMA, **count._asdict(), "leaves": leaves, "nuclei": nuclei}
+    facts = {"schema": SCHEMA, **(remarks or {}), **count._asdict()}
+    facts |= {"leaves": leaves, "nuclei": nuclei}
     (folder / "count.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
     for leaf in leaves:
         leaf["path"] = _name(leaf["path"])
@@ -97,6 +103,10 @@ def count_table(facts: dict[str, Any], title: str) -> "Table":
     listed = [sum(leaf["path"] in n["leaves"] for n in nuclei) for leaf in leaves]
     if listed != [leaf["nuclei"] for leaf in leaves]:
         caption += "; nuclei that touch are one in some leaves and two in others"
+    if "scale" in facts:
+        caption += (
+            f"; rows, columns and pixels are those of the picture at {facts['scale']:g} of its size"
+        )
     table = Table(
         title=f"{title}: {facts['mean']:.1f} ± {facts['spread']:.1f} nuclei; {len(doubtful)} of "
         f"{len(nuclei)} are not in all leaves",

@@ -19,11 +19,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from posterior_trees.data import DataError, ImageSet, evenly_spaced
-from posterior_trees.data.decode import Stored, decode_raw
+from posterior_trees.data.decode import Stored, decode_raw, read_header
 from posterior_trees.data.imageset import to_float
-from posterior_trees.measure import Colorize, Denoise, Inpaint, Measurement, measure_each
+from posterior_trees.measure import Colorize, Denoise, Measurement, measure_each
 from posterior_trees.pictures.adjust import SLACK, Adjustment, refuse_with_digit
 from posterior_trees.pictures.digit import check_takes_digits, find_digit, takes_digits
+from posterior_trees.pictures.size import check_scale, mask_size, scale_size, times
 from posterior_trees.predictor import TreePredictor
 
 LUMA = (0.299, 0.587, 0.114)
@@ -52,9 +53,11 @@ def read_picture(
     levels: Sequence[float | int] | None = None,
     gamma: float | int = 1.0,
     digit: bool = False,
+    scale: float | int = 1.0,
 ) -> Float[Tensor, "1 c h w"]:
     r"""The picture in a file; `resize` cuts its centre and brings it to the size of the mask of a
-    model that has one, and `digit` finds the handwritten digit in it (`digit.py`).
+    model that has one, `digit` finds the handwritten digit in it (`digit.py`), and `scale` makes it
+    larger or smaller for a model that takes any size (`size.py`).
 
     `levels` are the stored values (0 to 255, or to 65535) that become black and white, and `gamma`
     bends what is between: $v \mapsto \operatorname{clip}(\tfrac{v - lo}{hi - lo}, 0, 1)^\gamma$.
@@ -62,8 +65,9 @@ def read_picture(
     """
     adjustment = Adjustment.of(levels, gamma, invert=False)
     if digit:
-        refuse_with_digit(adjustment, resize)
-    return adjustment.apply(read_stored(file, predictor, resize, digit), str(file))
+        refuse_with_digit(adjustment, resize, scale=scale)
+    stored = read_stored(file, predictor, resize, digit, scale)
+    return adjustment.apply(stored, str(file))
 
 
 def read_stored(
@@ -71,8 +75,10 @@ def read_stored(
     predictor: TreePredictor,
     resize: bool = False,
     digit: bool = False,
+    scale: float | int = 1.0,
 ) -> Stored:
     """The values in a picture file `(c, h, w)`, as many channels and pixels as the model takes."""
+    check_scale(scale, predictor.measurement)
     if digit:
         check_takes_digits(predictor.measurement, predictor.channels, predictor.name)
     path, wanted = Path(file), _channels(predictor)[0]
@@ -83,7 +89,11 @@ def read_stored(
     if not path.exists():
         raise DataError(f"{path} does not exist. Check the name")
     with path.open("rb") as opened:
-        stored = decode_raw(opened, str(path), wanted, _mask_size(predictor) if resize else ())
+        size = mask_size(predictor.measurement) if resize else ()
+        if scale != 1:
+            size = scale_size(read_header(opened, str(path))[:2], scale, str(path))
+            opened.seek(0)
+        stored = decode_raw(opened, str(path), wanted, size)
     if digit:
         return find_digit(stored, str(path))
     _check_size(stored, predictor, str(path))
@@ -180,16 +190,10 @@ def _to_unit(values: Tensor, predictor: TreePredictor) -> Tensor:
     return values if noise else values.clamp(0, 1)
 
 
-def _mask_size(predictor: TreePredictor) -> tuple[int, ...]:
-    """Height and width of the model's fixed mask; () if it takes any size."""
-    measurement = predictor.measurement
-    return tuple(measurement.hole.shape[-2:]) if isinstance(measurement, Inpaint) else ()
-
-
 def _check_size(pixels: Tensor | np.ndarray, predictor: TreePredictor, what: str) -> None:
-    size = _mask_size(predictor)
+    size = mask_size(predictor.measurement)
     if size and tuple(pixels.shape[-2:]) != size:
-        have, want = ("×".join(map(str, s)) for s in (pixels.shape[-2:], size))
+        have, want = times(pixels.shape[-2:]), times(size)
         takes = takes_digits(predictor.measurement, predictor.channels)
         find = "for a photograph or a scan of a digit use `ptrees predict --digit`; else "
         raise ValueError(

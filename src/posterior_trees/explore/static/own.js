@@ -15,16 +15,17 @@ async function request(blob, title, { isSketch, hole }) {
   const body = hole ? new Blob([blob, hole]) : blob;
   const response = await fetch(`api/predict?${query}`, { method: "POST", body });
   const answer = await response.json().catch(() => ({ error: `the server said ${response.status}` }));
-  if (`${answer.error}${answer.note}`.includes("--levels")) $("values").open = true;
+  if (/--(levels|scale)/.test(`${answer.error}${answer.note}`)) $("values").open = true;
   if (!response.ok) throw new Error(answer.error);
   return answer;
 }
 
-// What the reader says of a file's values; what is drawn here has ours.
+// What the reader says of a file's values and size; what is drawn here has ours.
 function adjustment() {
   if ($("digit").checked) return { digit: 1, degrade: 1 };
   const levels = [$("black").value, $("white").value];
   return { invert: Number($("invert").checked), gamma: $("gamma").value || 1,
+    scale: server.scale === null ? 1 : $("zoom").value || 1,
     levels: levels.some(Boolean) ? levels.map((value) => value || "?").join(",") : "" };
 }
 
@@ -32,7 +33,9 @@ function proposeAdjustment() {
   [$("black").value, $("white").value] = server.levels ?? ["", ""];
   $("gamma").value = server.gamma;
   $("invert").checked = server.invert;
-  $("values").open = Boolean(server.levels) || server.gamma !== 1;
+  $("zoom").value = server.scale ?? 1;
+  $("zoom-label").hidden = server.scale === null;
+  $("values").open = Boolean(server.levels) || server.gamma !== 1 || (server.scale ?? 1) !== 1;
   $("digit-label").hidden = server.digit === null;
   $("digit").checked = Boolean(server.digit);
   $("digit").addEventListener("change", showWays);
