@@ -75,6 +75,7 @@ def place(tmp_path_factory) -> Path:
     Image.fromarray(np.full((28, 28), 255, np.uint8)).save(folder / "light.png")
     Image.fromarray(np.zeros((50, 40, 3), np.uint8)).save(folder / "large.jpg")
     (folder / "text.png").write_text("no picture")
+    (folder / "scores.json").write_text('{"a": 1}')
     (folder / "empty").mkdir()
     (folder / "cut.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:5000])
     (folder / "typo.toml").write_text(RECIPE + "[training]\nepoch = 3\n")
@@ -168,7 +169,6 @@ MISTAKES = {
         ["evaluate", "recipe.toml", "--data", "data"],
         "recipe.toml is a recipe, not a model: train it .ptrees train recipe.toml --out RUN",
     ),
-    "no devices": (["train", "recipe.toml", "--out", "run", "--devices", "0"], "at least 1"),
     "unknown device": (
         ["bench", "kmeans", "--device", "tpux"],
         "--device is tpux; it is cuda, mps or cpu",
@@ -178,13 +178,13 @@ MISTAKES = {
     "no data named": (["evaluate", "model.safetensors"], "--data DIR or set PTREES_DATA"),
     "no data folder": (["evaluate", "model.safetensors", "--data", "none"], "none does not exist"),
     "missing set": (["evaluate", "model.safetensors", "--data", "empty"], "'mnist' is not in"),
-    "limit of zero": (
-        ["evaluate", "model.safetensors", "--data", "data", "--limit", "0"],
-        "--limit is 0; it must be at least 1",
+    "scores of no model": (
+        ["export", "model.safetensors", "--out", "e.safetensors", "--scores", "scores.json"],
+        "scores.json holds no scores of a model: give the JSON of `ptrees evaluate",
     ),
-    "negative limit": (
-        ["evaluate", "model.safetensors", "--data", "data", "--limit", "-3"],
-        "--limit is -3; it must be at least 1",
+    "scores that are no table": (
+        ["export", "model.safetensors", "--out", "e.safetensors", "--scores", "text.png"],
+        "text.png holds no scores",
     ),
     "missing recipe": (["train", "none.toml", "--out", "run"], "no recipe none.toml"),
     "unknown recipe key": (
@@ -230,10 +230,6 @@ MISTAKES = {
         "cannot make the folder text.png",
     ),
     "demo into a file": (["demo", "--out", "text.png"], "cannot make the folder text.png"),
-    "figure of no images": (
-        ["figure", "model.safetensors", "--data", "data", "--out", "f.png", "--count", "0"],
-        "--count is 0; it must be at least 1",
-    ),
     "figure of an image that is not there": (
         ["figure", "model.safetensors", "--data", "data", "--out", "f.png", "--images", "12"],
         "image 12 is not among 0…11",
@@ -246,9 +242,18 @@ MISTAKES = {
         ["figure", "model.safetensors", "--data", "data", "--count", "1", "--out", "no/f.png"],
         "a folder that exists",
     ),
-    "numbers into no folder": (
-        ["evaluate", "model.safetensors", "--data", "data", "--limit", "2", "--json", "no/f.json"],
-        "could not write no",
+    "numbers into a file": (
+        [
+            "evaluate",
+            "model.safetensors",
+            "--data",
+            "data",
+            "--limit",
+            "2",
+            "--json",
+            "text.png/f.json",
+        ],
+        "text.png",
     ),
     "no such download": (["data", "--data", "empty", "--download", "faces"], "only 'mnist' can"),
 }
@@ -268,6 +273,32 @@ def test_a_mistake_ends_with_one_and_a_message(
     assert "Traceback" not in text
     if words[0] != "train":
         assert {path.name for path in place.iterdir()} == before
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "evaluate digits --limit 0",
+        "evaluate digits --limit -3",
+        "figure digits --out f.png --count 0",
+        "train recipe.toml --out run --devices 0",
+        "toy --out toy --seeds 0",
+        "baseline mixture --out m.json --steps -3",
+        "baseline bias --out b.json --samples 0",
+    ],
+)
+def test_numbers_of_things_are_at_least_one(ptrees, words: str) -> None:
+    *_, option, number = words.split()
+    code, _, err = ptrees(*words.split())
+    assert code == 2
+    assert f"argument {option}: is {number}; it must be at least 1" in err
+
+
+def test_numbers_go_into_a_new_folder(ptrees, place: Path, tmp_path: Path) -> None:
+    file = tmp_path / "new" / "f.json"
+    words = ["evaluate", place / "model.safetensors", "--data", place / "data", "--limit", "2"]
+    assert ptrees(*words, "--json", file).code == 0
+    assert json.loads(file.read_text())["n"] == 2
 
 
 def test_debug_shows_the_traceback(ptrees, monkeypatch) -> None:

@@ -141,6 +141,21 @@ def test_pictures_of_any_numbering_are_found(tmp_path, place: str) -> None:
     assert samples[:, 0, 0, 0].tolist() == pytest.approx([0, 0.2, 1])
 
 
+def test_sixteen_bits_keep_their_values(tmp_path) -> None:
+    """As pictures and as arrays; nobody knows what is white in wider integers."""
+    values = np.random.default_rng(0).integers(0, 65536, (3, 4, 6), dtype=np.uint16)
+    (tmp_path / "7").mkdir()
+    for number, pixels in enumerate(values):
+        Image.fromarray(pixels).save(tmp_path / "7" / f"{number}.png")
+    np.save(tmp_path / "8.npy", values)
+    for image in (7, 8):
+        found = read_samples(tmp_path, image, "", (1, 4, 6), 10)
+        assert np.allclose(found[:, 0], values / 65535, atol=1e-6)
+    np.save(tmp_path / "9.npy", values.astype(np.int64))
+    with pytest.raises(SampleError, match=r"has int64 numbers.*save uint8, uint16 or floating"):
+        read_samples(tmp_path, 9, "", (1, 4, 6), 10)
+
+
 def test_samples_that_cannot_be_used_are_named(tmp_path) -> None:
     with pytest.raises(SampleError, match="there is no folder"):
         read_samples(tmp_path / "none", 0, "0", (1, 4, 4), 10)

@@ -18,7 +18,7 @@ from posterior_trees.build import build_predictor
 from posterior_trees.loss import Objective
 from posterior_trees.networks import Leaves
 from posterior_trees.train import Trainer, fit
-from posterior_trees.training.devices import gather_leaves
+from posterior_trees.training.devices import gather_leaves, make_fabric
 from posterior_trees.training.feed import Feed
 from posterior_trees.training.learn import Learner
 from posterior_trees.training.run import Run, RunError, read_log
@@ -46,10 +46,10 @@ CHANGES = (
 """Noise, augmentation, clipping, plateau, balancer, average, calibration: what processes share."""
 
 
-def train_on_two(launcher: list[str], folder: Path, run: Path) -> str:
+def train_on_two(launcher: list[str], options: list[str], folder: Path, run: Path) -> str:
     command = [sys.executable, *launcher, "-m", "posterior_trees", "train"]
     command += [str(folder / "blobs.toml"), "--data", str(folder), "--out", str(run)]
-    command += ["--accelerator", "cpu", "--devices", "2"]
+    command += ["--accelerator", "cpu", *options]
     command += [part for change in CHANGES for part in ("--set", change)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     done = subprocess.run(
@@ -87,8 +87,15 @@ def assert_close_runs(found: Path, expected: Path) -> None:
 def test_torchrun_with_two_processes_trains_the_model_of_one(tmp_path, recipe, blob_folder):
     fit(recipe(*CHANGES), tmp_path / "one", data=blob_folder, accelerator="cpu")
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    train_on_two(launcher, blob_folder, tmp_path / "two")
+    train_on_two(launcher, [], blob_folder, tmp_path / "two")
     assert_close_runs(tmp_path / "two", tmp_path / "one")
+
+
+def test_other_devices_than_torchrun_has_processes_are_refused(recipe, monkeypatch):
+    """Else each of them would train alone, into one folder."""
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    with pytest.raises(ValueError, match=r"is 4, but torchrun started 2 .*nproc-per-node 4"):
+        make_fabric(recipe(), "cpu", devices=4)
 
 
 @needs_gloo
@@ -109,7 +116,7 @@ def test_a_run_of_one_process_goes_on_with_two(tmp_path, recipe, blob_folder):
     part = recipe(*CHANGES, "training.save_seconds=0")
     with pytest.raises(StoppedError):
         fit(part, tmp_path / "two", data=blob_folder, accelerator="cpu", watch=watch)
-    train_on_two([], blob_folder, tmp_path / "two")
+    train_on_two([], ["--devices", "2"], blob_folder, tmp_path / "two")
     assert_close_runs(tmp_path / "two", tmp_path / "one")
 
 

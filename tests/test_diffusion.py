@@ -264,6 +264,17 @@ def test_a_stopped_run_continues_to_the_same_weights(tmp_path, kind: str) -> Non
     assert keys[0] == keys[1]
 
 
+def test_a_run_that_breaks_keeps_its_last_good_state(tmp_path) -> None:
+    recipe, spec = tiny(
+        "prior", "training.epochs=4", "training.save_seconds=0", "optimizer.lr=1e20"
+    )
+    fit_baseline(recipe, spec, tmp_path, images=images(), device="cpu", minutes=0)
+    with pytest.raises(RunError, match=r"NaN or infinite near step .*last good state is kept"):
+        fit_baseline(recipe, spec, tmp_path, images=images(), device="cpu")
+    kept = store.read(tmp_path / "state.safetensors")[0]
+    assert all(t.isfinite().all() for t in kept.values() if t.is_floating_point())
+
+
 def test_another_baseline_section_does_not_continue_a_run(tmp_path) -> None:
     recipe, spec = tiny("prior", "training.epochs=1")
     fit_baseline(recipe, spec, tmp_path, images=images(), device="cpu", minutes=0)
@@ -418,6 +429,11 @@ def test_wrong_uses_of_a_model_are_named(tmp_path) -> None:
         prior.sample(measurement, y, 1, method="ddnm", step=3)
     with pytest.raises(ValueError, match="conditional model was not trained for this measurement"):
         conditional.sample(Inpaint(HOLE.flip(0)), y, 1)
+    for trained, other in ((Downsample(2), Downsample(4)), (Denoise(0.1), Denoise(0.2))):
+        conditional.measurements = [trained]
+        conditional._check_trained_for(trained)
+        with pytest.raises(ValueError, match="was not trained for this measurement"):
+            conditional._check_trained_for(other)
     with pytest.raises(ValueError, match="this diffusion model is conditional"):
         ImageDenoiser(conditional.model)(y, 3)
     with pytest.raises(ValueError, match="is a prior and cannot see the measurement"):

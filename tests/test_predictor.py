@@ -1,5 +1,7 @@
 """The predictor: every node of every tree agrees with the measurement, whatever the weights."""
 
+import math
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -100,6 +102,16 @@ def test_pairs_may_be_predicted_without_a_residual():
     nn.init.zeros_(predictor.network.to_image.weight)
     nn.init.zeros_(predictor.network.to_image.bias)
     assert predictor(noise(2, 1, 16, 16)).root.abs().max() == 0
+
+
+@pytest.mark.parametrize("content", [0.0, 7.0, math.nan])
+def test_what_a_hole_holds_changes_nothing(content):
+    """`y` need not be filled as in training: what is hidden is not measured."""
+    predictor = make_predictor(HOLE).eval()
+    y = predictor.measure(noise(2, 3, *HOLE.hole.shape))
+    other = torch.where(HOLE.hole, content, y)
+    for one, two in zip(predictor(y).images, predictor(other).images, strict=True):
+        assert torch.equal(one, two)
 
 
 def test_wrong_channel_count_names_both():

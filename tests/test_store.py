@@ -2,6 +2,7 @@
 
 import errno
 import json
+import math
 import os
 import re
 import subprocess
@@ -123,6 +124,13 @@ def test_a_kill_in_the_middle_of_a_write_leaves_the_old_file(tmp_path):
     left = [p for p in tmp_path.iterdir() if p != file]
     assert [p.suffix for p in left] == [".part"]
     assert left[0].stat().st_size == 50
+
+
+def test_json_holds_what_every_reader_takes(tmp_path):
+    file = tmp_path / "new" / "f.json"
+    store.write_json(file, {"a": [1.5, math.inf, (math.nan, 2)], "b": {"c": -math.inf, "d": "NaN"}})
+    read = json.loads(file.read_text(), parse_constant=pytest.fail)
+    assert read == {"a": [1.5, None, [None, 2]], "b": {"c": None, "d": "NaN"}}
 
 
 def test_a_missing_folder_is_named(tmp_path):

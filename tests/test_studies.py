@@ -534,7 +534,7 @@ def test_a_study_that_reads_digits_is_refused_without_a_classifier(data, tmp_pat
     assert "layouts needs the digit classifier: give --classifier" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         cli.main([*map(str, words), "--jobs", "0"])
-    assert "--jobs is 0" in capsys.readouterr().err
+    assert "argument --jobs: is 0; it must be at least 1" in capsys.readouterr().err
 
 
 # --- tables ---------------------------------------------------------------------------------------

@@ -56,6 +56,14 @@ def random_order(branching: tuple[int, ...]) -> list[list[int]]:
     return order
 
 
+def test_several_large_pictures_are_not_matched_as_one() -> None:
+    """Branches of a tile are numbered for each picture; in one tensor they would be the first's."""
+    model = predictor_of(Answers())
+    with pytest.raises(ValueError, match=r"2 pictures of 40×30 in one tensor.*one at a time"):
+        model.predict(torch.rand(2, 1, 40, 30), tile=16)
+    assert len(model.predict(torch.rand(2, 1, 40, 30), tile=0)) == 2
+
+
 def predictor_of(network: Answers, multiple: int = 1) -> TreePredictor:
     return TreePredictor(
         network,

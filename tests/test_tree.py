@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -102,6 +103,7 @@ def test_zero_probability_subtree_leaves_ancestors_finite(dead):
     log_probs = log_probs.clone()
     log_probs[:, dead] = -math.inf
     log_probs = log_probs.log_softmax(1).requires_grad_()
+    leaves[:, dead[0]] = math.nan  # nobody looks at the image of an absent leaf
     leaves.requires_grad_()
     tree = grow(leaves, log_probs, 3)
     alive = [i for i in range(9) if i not in dead]
@@ -120,6 +122,22 @@ def test_zero_probability_subtree_leaves_ancestors_finite(dead):
     assert leaves.grad.isfinite().all()
     assert log_probs.grad.isfinite().all()
     assert leaves.grad[:, dead].abs().max() == 0
+
+
+@pytest.mark.parametrize("shape", [(4, 1, 8, 8), (1, 3, 8, 8), (4, 8, 8), (4, 3, 8, 9)])
+def test_a_truth_of_another_shape_is_refused(shape):
+    """It would be stretched to fit, and give an error of something else."""
+    tree = grow(torch.rand(4, 3, 3, 8, 8), torch.zeros(4, 3).log_softmax(1), 3)
+    for judge in (tree.errors, tree.descend):
+        with pytest.raises(ValueError, match=r"x has shape .* each tree has \(4, 3, 8, 8\)"):
+            judge(torch.rand(shape))
+
+
+def test_numbers_of_numpy_and_torch_choose_a_tree():
+    tree = grow(torch.rand(4, 3, 2), torch.zeros(4, 3).log_softmax(1), 3)
+    for index in (np.int64(2), torch.tensor(2), 2, -2):
+        assert torch.equal(tree[index].leaves, tree.leaves[2:3])
+    assert torch.equal(tree[torch.tensor([2, 0])].leaves, tree.leaves[[2, 0]])
 
 
 def test_growth_stays_in_float32_under_autocast():

@@ -81,11 +81,11 @@ class FastPredictor(TreePredictor):
 
     def _begin(self, y: Tensor) -> Tensor:
         network: Any = self.network
-        return network.prepared(self.view(y))
+        return network.prepared(self.view(self.measurement.blank(y)))
 
     def _finish(self, images: Tensor, means: list[Tensor], y: Tensor) -> tuple[Tensor, ...]:
         network: Any = self.network
-        tree = self.assemble(network.leaves_of(images, means), y)
+        tree = self.assemble(network.leaves_of(images, means), self.measurement.blank(y))
         return (*tree.images, *tree.log_probs)
 
     def _recording(self, shape: tuple[int, ...]) -> Capture:

@@ -41,6 +41,10 @@ class Measurement(nn.Module):
         """The measurement as the network sees it: an image of the size of `x`."""
         return y
 
+    def blank(self, y: Float[Tensor, "*b2"]) -> Float[Tensor, "*b2"]:
+        """`y` as it was in training, whatever it shows where nothing was measured."""
+        return y
+
     def observe(self, picture: Float[Tensor, "*b2"]) -> Float[Tensor, "*b3"]:
         """A user's picture as a measurement. Most pictures are what was measured already."""
         return picture
@@ -95,6 +99,9 @@ class Inpaint(Measurement):
     def project(self, v):
         self._check(v)
         return v * self.hole
+
+    def blank(self, y):
+        return self(y)
 
     def observe(self, picture):
         return self(picture)

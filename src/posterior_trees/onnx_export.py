@@ -46,8 +46,6 @@ class Graph(nn.Module):
         self.predictor = predictor
 
     def forward(self, y: Float[Tensor, "b c h w"]) -> tuple[Tensor, ...]:
-        if isinstance(self.predictor.measurement, Inpaint):
-            y = self.predictor.measurement.observe(y)
         tree = self.predictor(y)
         probs = [level.exp() for level in tree.log_probs]
         return tree.leaves, probs[-1], *tree.images, *probs[1:]

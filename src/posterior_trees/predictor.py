@@ -65,6 +65,7 @@ class TreePredictor(nn.Module):
         return next(self.network.parameters()).dtype
 
     def forward(self, y: Float[Tensor, "b *shape"]) -> Tree:
+        y = self.measurement.blank(y)
         return self.assemble(self.network(self.view(y)), y)
 
     def view(self, y: Float[Tensor, "b *shape"]) -> Tensor:
@@ -122,6 +123,11 @@ class TreePredictor(nn.Module):
 
         y = self.measurement.observe(as_picture(picture, self).to(self.device))
         if needs_tiles(self, y.shape[-2:], tile):
+            if len(y) != 1:
+                raise ValueError(
+                    f"{len(y)} pictures of {y.shape[-2]}×{y.shape[-1]} in one tensor: large ones "
+                    "are cut into tiles, which are matched for each. Give one at a time, or tile=0"
+                )
             side = tile or TILE
             return predict_tiled(self, y, side, min(OVERLAP, side // 2))
         was_training = self.training
@@ -147,8 +153,9 @@ def wrap(
 
     `backbone` maps `(b, c_in, h, w)` to `(b, features, h, w)`; with `leaves=True` its maps are the
     `K^d · channels` leaves themselves. Without a `measurement` the network predicts images freely;
-    give one and every node agrees with it. `multiple` is the number the backbone's image sides must
-    be divisible by.
+    give one and every node agrees with it. `branching` may have a number for each level, and
+    `depth` is then how many they are. `multiple` is the number the backbone's image sides must be
+    divisible by.
     """
     levels = layout(branching, depth=depth)
     network = Backbone(

@@ -162,7 +162,10 @@ def _is_same(one: Measurement, other: Measurement) -> bool:
     """Whether two measurements hide the same things."""
     if isinstance(one, Inpaint) and isinstance(other, Inpaint):
         return torch.equal(one.hole, other.hole)
-    return type(one) is type(other) or (isinstance(one, Paired) and isinstance(other, Paired))
+    if isinstance(one, Paired) and isinstance(other, Paired):
+        return True
+    numbers = [(getattr(m, "factor", None), getattr(m, "sigma", None)) for m in (one, other)]
+    return type(one) is type(other) and numbers[0] == numbers[1]
 
 
 def _check_options(method: str, options: dict[str, Any]) -> None:

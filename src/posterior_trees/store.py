@@ -1,6 +1,7 @@
 """Tensors and a few facts about them in one safetensors file, written atomically; never pickle."""
 
 import json
+import math
 import os
 import tempfile
 from os import PathLike
@@ -50,6 +51,23 @@ def write_bytes(path: Path, content: bytes) -> None:
             f"could not write {path} ({error.strerror or error}); "
             "what was there before is untouched. Free some space, or choose another folder"
         ) from error
+
+
+def write_json(file: str | PathLike[str], content: Any) -> None:
+    """Replace a file by JSON that every reader takes: NaN and infinities, which it cannot hold, are
+    null. The folder is made if it is not there."""
+    path = Path(file)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(_finite(content), indent=1, allow_nan=False)
+    write_bytes(path, f"{text}\n".encode())
+
+
+def _finite(content: Any) -> Any:
+    if isinstance(content, dict):
+        return {key: _finite(value) for key, value in content.items()}
+    if isinstance(content, list | tuple):
+        return [_finite(value) for value in content]
+    return None if isinstance(content, float) and not math.isfinite(content) else content
 
 
 def read(file: str | PathLike[str]) -> tuple[dict[str, Tensor], dict[str, Any]]:

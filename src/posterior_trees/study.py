@@ -90,7 +90,7 @@ def run_study(
         row = {"name": name, **row, "wall_seconds": round(time.monotonic() - start, 1)}
         rows.append(row)
         say(f"{name}: {row['state']} {row.get('message', '')}".rstrip())
-        store.write_bytes(out / "study.json", (json.dumps(rows, indent=1) + "\n").encode())
+        store.write_json(out / "study.json", rows)
         gc.collect()
         torch.compiler.reset()  # compiled networks of earlier recipes count against a limit
     return rows
@@ -153,7 +153,7 @@ def judge(recipe: Recipe, run: Path, out: Path, images: ImageSet) -> dict[str, A
     scores = score(predictor, images, batch_size=recipe.training.evaluation_batch, seed=recipe.seed)
     table = report(predictor, scores, model=run.name, task=recipe.task, split="test")
     table |= {"seconds_per_image": seconds_per_image(predictor, images), "nfe": 1}
-    store.write_bytes(out / f"{run.name}.json", (json.dumps(table, indent=1) + "\n").encode())
+    store.write_json(out / f"{run.name}.json", table)
     store.write(out / f"{run.name}_scores.safetensors", scores, {"names": images.names})
     figure = out / f"{run.name}.jpg"
     shown: dict[str, Any] = {"count": SHOWN, "seed": recipe.seed, "dpi": 140}

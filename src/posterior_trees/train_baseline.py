@@ -146,13 +146,9 @@ class Loop:
         return 0 < self.spec.patience <= self.stale
 
     def _log(self) -> None:
+        self._refuse_nan()
         losses = torch.stack(self.losses).float().mean(dim=0)
         self.losses.clear()
-        if not losses.isfinite().all():
-            raise RunError(
-                f"the loss became NaN or infinite near step {self.step}. The last good state is "
-                f"kept in {self.run.folder}. Lower optimizer.lr (now {self.recipe.optimizer.lr:g})"
-            )
         line: dict[str, Any] = {"step": self.step, "epoch": self.step / self.steps_per_epoch,
                 "loss": losses.tolist(), "seconds": round(self.seconds, 2)}  # fmt: skip
         before = self.swap_in_average()
@@ -169,6 +165,16 @@ class Loop:
         self.run.log(line)
         if self.report:
             self.report(line)
+
+    def _refuse_nan(self) -> None:
+        """Stop at losses or weights that no longer are numbers; the last good state stays."""
+        weights = self.learner.model.state_dict().values()
+        floats = [t.sum() for t in (*weights, *self.losses) if t.is_floating_point()]
+        if not torch.stack([total.float() for total in floats]).isfinite().all():
+            raise RunError(
+                f"the loss became NaN or infinite near step {self.step}. The last good state is "
+                f"kept in {self.run.folder}. Lower optimizer.lr (now {self.recipe.optimizer.lr:g})"
+            )
 
     def finish(self) -> None:
         """Save, with the averaged weights left in the model; a run stopped early has a file too."""
@@ -189,7 +195,8 @@ class Loop:
         return before
 
     def save(self) -> None:
-        """Write everything needed to continue."""
+        """Write everything needed to continue, unless it is broken."""
+        self._refuse_nan()
         states = {str(i): o.state_dict()["state"] for i, o in enumerate(self.learner.optimizers)}
         losses = torch.stack(self.losses) if self.losses else torch.zeros(0)
         self.run.save(

@@ -11,10 +11,11 @@ copy of its parent's, and no path ever goes through it.
 
 import json
 import math
+import operator
 import os
 from collections.abc import Iterator, Sequence
 from os import PathLike
-from typing import NamedTuple
+from typing import NamedTuple, SupportsIndex
 
 import torch
 from jaxtyping import Float, Int
@@ -94,9 +95,10 @@ class Tree:
     def __len__(self) -> int:
         return self.images[0].shape[0]
 
-    def __getitem__(self, index: int | slice | Tensor) -> "Tree":
+    def __getitem__(self, index: SupportsIndex | slice | Tensor) -> "Tree":
         """The tree of one image (a batch of one), or of several."""
-        if isinstance(index, int):
+        if hasattr(index, "__index__") and getattr(index, "ndim", 0) == 0:
+            index = operator.index(index)  # of Python, numpy or torch
             if not -len(self) <= index < len(self):
                 raise IndexError(f"image {index} of a batch of {len(self)} trees")
             index = slice(index, index + 1 or None)
@@ -133,6 +135,11 @@ class Tree:
 
     def errors(self, x: Float[Tensor, "b *shape"]) -> tuple[Float[Tensor, "b _"], ...]:
         """Mean squared error of every node, level by level; 0 where the node is absent."""
+        if x.shape != (len(self), *self.shape):
+            raise ValueError(
+                f"x has shape {tuple(x.shape)}; one truth for each tree has "
+                f"{(len(self), *self.shape)}"
+            )
         target = x.unsqueeze(1)
         return tuple(
             (nodes - target).square().flatten(2).mean(2).masked_fill(self.is_absent(level), 0.0)
@@ -248,7 +255,8 @@ def grow(
     """
     levels = layout(branching, leaves=leaves.shape[1])
     wide = torch.promote_types(torch.promote_types(leaves.dtype, log_probs.dtype), torch.float32)
-    images, logs = [leaves.to(wide)], [log_probs.to(wide)]
+    absent = _beside(log_probs.isneginf(), leaves)
+    images, logs = [leaves.to(wide).masked_fill(absent, 0.0)], [log_probs.to(wide)]
     for k in reversed(levels):
         siblings = logs[0].unflatten(1, (-1, k))
         dead = siblings.isneginf().all(dim=2, keepdim=True)
@@ -256,12 +264,15 @@ def grow(
         share = alive.softmax(dim=2)
         children = images[0].unflatten(1, (-1, k))
         # Multiply and add, not einsum: autocast would send a matrix product to bfloat16.
-        share = share.reshape(*share.shape, *[1] * (children.ndim - 3))
-        images.insert(0, (share * children).sum(dim=2))
+        images.insert(0, (_beside(share, children) * children).sum(dim=2))
         logs.insert(0, alive.logsumexp(dim=2).masked_fill(dead.squeeze(2), -math.inf))
     for level, k in enumerate(levels, start=1):
-        absent = logs[level].isneginf()
         parents = images[level - 1].repeat_interleave(k, dim=1)
-        absent = absent.reshape(*absent.shape, *[1] * (parents.ndim - 2))
+        absent = _beside(logs[level].isneginf(), parents)
         images[level] = torch.where(absent, parents, images[level])
     return Tree(images, logs, levels)
+
+
+def _beside(numbers: Tensor, images: Tensor) -> Tensor:
+    """One number for each image, with as many axes as the images have."""
+    return numbers.reshape(*numbers.shape, *[1] * (images.ndim - numbers.ndim))

@@ -4,7 +4,8 @@ FOLDER/<image>/0000.png, 0001.png, …   one picture per sample, or
 FOLDER/<image>.npy                     an array (s, h, w), (s, h, w, c) or (s, c, h, w)
 
 `<image>` is the number of the image in its split, with or without leading zeros, or its name.
-Arrays of integers are divided by their largest possible value; floats are taken to be in [0, 1].
+Pictures are read as training images are (`data.decode`). Arrays have 8 or 16 bits without a sign,
+and are divided by their largest possible value, or floating-point numbers in [0, 1].
 `ptrees baseline sample` writes the second form.
 
 Which images? `choose_images` decides for it and for `ptrees compare`; a comparison whose folder
@@ -18,8 +19,9 @@ from pathlib import Path
 import numpy as np
 import torch
 from jaxtyping import Float, Int, Integer
-from PIL import Image
 from torch import Tensor
+
+from posterior_trees.data.decode import decode
 
 PICTURES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp", ".webp")
 
@@ -108,6 +110,11 @@ def _find(folder: Path, number: int, name: str) -> Path | None:
 
 def _as_images(array: np.ndarray, place: Path, shape: tuple[int, ...]) -> Tensor:
     c, h, w = shape
+    if array.dtype not in (np.uint8, np.uint16) and array.dtype.kind != "f":
+        raise SampleError(
+            f"{place} has {array.dtype} numbers, which do not say what is white; save uint8, "
+            "uint16 or floating-point numbers in [0, 1]"
+        )
     if array.ndim == 3:
         array = array[:, None]
     elif array.ndim == 4 and array.shape[1:] == (h, w, c):
@@ -116,14 +123,11 @@ def _as_images(array: np.ndarray, place: Path, shape: tuple[int, ...]) -> Tensor
         raise SampleError(
             f"{place} has shape {array.shape}; samples of this task are (s, {h}, {w}, {c})"
         )
-    scale = np.iinfo(array.dtype).max if np.issubdtype(array.dtype, np.integer) else 1
+    scale = 1 if array.dtype.kind == "f" else np.iinfo(array.dtype).max
     return torch.from_numpy(np.ascontiguousarray(array, dtype=np.float32)) / scale
 
 
 def _read_picture(file: Path, shape: tuple[int, ...]) -> Tensor:
-    try:
-        with Image.open(file) as picture:
-            array = np.asarray(picture.convert("L" if shape[0] == 1 else "RGB"))
-    except OSError as error:
-        raise SampleError(f"{file} is not a readable picture: {error}") from error
-    return _as_images(array[None], file, shape)[0]
+    with file.open("rb") as opened:
+        pixels = decode(opened, str(file), shape[0])
+    return _as_images(pixels[None], file, shape)[0]

@@ -1,6 +1,5 @@
 """What a benchmark says: rows, the conditions they hold under, and what was left out."""
 
-import json
 import os
 import platform
 import sys
@@ -53,10 +52,10 @@ class Report:
         return self.rows[-1]
 
     def write(self, file: str | PathLike[str]) -> None:
-        from posterior_trees.store import write_bytes
+        from posterior_trees.store import write_json
 
         table = {"schema": SCHEMA, "command": command()} | asdict(self)
-        write_bytes(Path(file), (json.dumps(table, indent=1) + "\n").encode())
+        write_json(file, table)
 
     def print(self) -> None:
         """A table of the columns that any row has, then conditions and notes."""

@@ -17,7 +17,7 @@ from posterior_trees.cli.judge import add_evaluate, add_figure
 from posterior_trees.cli.studies import add_reproduce
 from posterior_trees.cli.training import add_study, add_train
 from posterior_trees.cli.use import add_export, add_predict
-from posterior_trees.cli.words import Parser, add_data, data_folder
+from posterior_trees.cli.words import Parser, add_data, count, data_folder
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -56,7 +56,7 @@ def make_parser() -> argparse.ArgumentParser:
     toy = commands.add_parser("toy", help="train and judge a tree on the paper's 2-D mixture")
     toy.add_argument("--out", type=Path, required=True, help="folder for figures and numbers")
     toy.add_argument("--probability", choices=("cross_entropy", "paper"), default="cross_entropy")
-    toy.add_argument("--seeds", type=int, default=3)
+    toy.add_argument("--seeds", type=count, default=3)
     toy.set_defaults(run=run_toy)
 
     data = commands.add_parser("data", help="which data sets are there, and how to get the others")

@@ -5,7 +5,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from posterior_trees.cli.words import add_data
+from posterior_trees.cli.words import add_data, count
 
 READER = Path("results/studies/classifier.safetensors")
 """The digit reader of a checkout, for commands that begin in its folder."""
@@ -14,12 +14,12 @@ READER = Path("results/studies/classifier.safetensors")
 def add_checks(actions: Any) -> None:
     """`ptrees baseline bias|mixture|digits`."""
     bias = actions.add_parser("bias", help="what samplers get wrong with a perfect denoiser")
-    bias.add_argument("--samples", type=int, default=40_000, help="samples per point [40000]")
+    bias.add_argument("--samples", type=count, default=40_000, help="samples per point [40000]")
     bias.add_argument("--out", type=Path, required=True, help="JSON file to write")
     bias.set_defaults(run=run_bias)
 
     mixture = actions.add_parser("mixture", help="train on the 2-D mixture; hold against the truth")
-    mixture.add_argument("--steps", type=int, default=None, help="training steps [12000]")
+    mixture.add_argument("--steps", type=count, default=None, help="training steps [12000]")
     mixture.add_argument("--out", type=Path, required=True, help="JSON file to write")
     mixture.set_defaults(run=run_mixture)
 
@@ -27,8 +27,8 @@ def add_checks(actions: Any) -> None:
     digits.add_argument("model", metavar="RUN", help="a run folder or file of a prior of digits")
     add_data(digits)
     add_reader(digits)
-    digits.add_argument("--samples", type=int, default=4000, help="digits to draw [4000]")
-    digits.add_argument("--steps", type=int, default=250, help="of the reverse chain [250]")
+    digits.add_argument("--samples", type=count, default=4000, help="digits to draw [4000]")
+    digits.add_argument("--steps", type=count, default=250, help="of the reverse chain [250]")
     digits.add_argument("--seed", type=int, default=0)
     digits.add_argument("--device", help="cuda, mps or cpu [the best there is]")
     digits.add_argument("--out", type=Path, required=True, help="JSON file to write")
@@ -98,12 +98,9 @@ def run_digits(arguments: argparse.Namespace) -> None:
 
 
 def _write(file: Path, content: Any) -> None:
-    import json
+    from posterior_trees.store import write_json
 
-    from posterior_trees.store import write_bytes
-
-    file.parent.mkdir(parents=True, exist_ok=True)
-    write_bytes(file, (json.dumps(content, indent=1) + "\n").encode())
+    write_json(file, content)
     print(file)
 
 

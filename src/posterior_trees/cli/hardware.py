@@ -22,8 +22,6 @@ def check_hardware(arguments: argparse.Namespace) -> None:
         if name not in (None, "auto", "cpu"):
             check_device(option, name)
     devices = getattr(arguments, "devices", 1)
-    if devices < 1:
-        raise ValueError(f"--devices is {devices}; it must be at least 1")
     if devices > 1 and accelerator != "cpu":
         _check_count(devices)
 

@@ -2,11 +2,10 @@
 heavy imports inside."""
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any
 
-from posterior_trees.cli.words import SPLITS, add_data, add_model, data_folder
+from posterior_trees.cli.words import SPLITS, add_data, add_model, count, data_folder
 
 SEEN_APART = 0.25
 """Pixels between the truth and the root of pairs from which on `evaluate` speaks of it."""
@@ -17,7 +16,7 @@ def add_evaluate(commands: Any) -> None:
     add_model(evaluate)
     add_data(evaluate)
     evaluate.add_argument("--split", choices=SPLITS, default="test")
-    evaluate.add_argument("--limit", type=int, help="only the first N images")
+    evaluate.add_argument("--limit", type=count, help="only the first N images")
     evaluate.add_argument("--json", type=Path, help="file for the numbers")
     evaluate.set_defaults(run=run_evaluate)
 
@@ -28,7 +27,7 @@ def add_figure(commands: Any) -> None:
     add_data(figure)
     figure.add_argument("--split", choices=SPLITS, default="test")
     figure.add_argument("--images", type=int, nargs="*", help="image numbers [evenly spaced]")
-    figure.add_argument("--count", type=int, default=6, help="how many evenly spaced images [6]")
+    figure.add_argument("--count", type=count, default=6, help="how many evenly spaced images [6]")
     figure.add_argument("--closer", action="store_true", help="only the hole and what is around it")
     figure.add_argument("--out", type=Path, required=True, help=".png, .jpg, .svg or .pdf file")
     figure.set_defaults(run=run_figure)
@@ -40,13 +39,11 @@ def run_evaluate(arguments: argparse.Namespace) -> None:
     from posterior_trees.evaluate import report, score, seconds_per_image
     from posterior_trees.metrics import information
     from posterior_trees.progress import track
-    from posterior_trees.store import write_bytes
+    from posterior_trees.store import write_json
 
     recipe, predictor = load_recipe(arguments.model), load(arguments.model)
     images = load_evaluation(recipe.data, data_folder(arguments), arguments.split)
     if arguments.limit is not None:
-        if arguments.limit < 1:
-            raise ValueError(f"--limit is {arguments.limit}; it must be at least 1")
         images = images.subset(range(min(arguments.limit, len(images))))
     batch_size = recipe.training.evaluation_batch
     scores = score(
@@ -60,7 +57,7 @@ def run_evaluate(arguments: argparse.Namespace) -> None:
         told = information(scores["probs"])
         print(f"probabilities tell {told:.3f} nats about single images (0: all get the same ones)")
     if arguments.json:
-        write_bytes(arguments.json, (json.dumps(table, indent=1) + "\n").encode())
+        write_json(arguments.json, table)
 
 
 def run_figure(arguments: argparse.Namespace) -> None:
@@ -68,8 +65,6 @@ def run_figure(arguments: argparse.Namespace) -> None:
     from posterior_trees.data import load_evaluation
     from posterior_trees.examples import save_examples
 
-    if arguments.count < 1:
-        raise ValueError(f"--count is {arguments.count}; it must be at least 1")
     recipe, predictor = load_recipe(arguments.model), load(arguments.model)
     images = load_evaluation(recipe.data, data_folder(arguments), arguments.split)
     save_examples(

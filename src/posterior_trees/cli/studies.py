@@ -6,7 +6,7 @@ from typing import Any
 
 from posterior_trees.cli.checks import add_reader
 from posterior_trees.cli.hardware import add_accelerator
-from posterior_trees.cli.words import add_changes, add_data
+from posterior_trees.cli.words import add_changes, add_data, count
 
 CLUSTERING = "flat_vs_hierarchical"
 
@@ -22,7 +22,7 @@ def add_reproduce(commands: Any) -> None:
     add_data(parser)
     add_reader(parser)
     parser.add_argument("--minutes", type=float, help="stop training then; run again to continue")
-    parser.add_argument("--jobs", type=int, default=3, help="runs side by side [3]")
+    parser.add_argument("--jobs", type=count, default=3, help="runs side by side [3]")
     parser.add_argument("--only", metavar="RUN", help="train this run in this process; no report")
     add_changes(parser, "change a key of all runs")
     add_accelerator(parser)
@@ -40,8 +40,6 @@ def run_reproduce(arguments: argparse.Namespace) -> None:
     from posterior_trees.data import find_folder
     from posterior_trees.studies.plan import read_plan
 
-    if arguments.jobs < 1:
-        raise ValueError(f"--jobs is {arguments.jobs}; at least 1 run trains at a time")
     plan = read_plan(arguments.study, arguments.changes)
     data = find_folder(arguments.data)
     if arguments.only:

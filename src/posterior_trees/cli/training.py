@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from posterior_trees.cli.hardware import add_accelerator
-from posterior_trees.cli.words import add_changes, add_data, command_line, data_folder
+from posterior_trees.cli.words import add_changes, add_data, command_line, count, data_folder
 
 if TYPE_CHECKING:
     from posterior_trees.data import ImageSet
@@ -25,7 +25,7 @@ def add_train(commands: Any) -> None:
     train.add_argument("--from", metavar="MODEL", dest="start",
                        help="begin with the weights of a model of the same layout")  # fmt: skip
     add_accelerator(train)
-    train.add_argument("--devices", type=int, default=1, help="processes, one per device [1]")
+    train.add_argument("--devices", type=count, default=1, help="processes, one per device [1]")
     train.add_argument("--dry-run", action="store_true", help="print the resolved recipe and stop")
     train.set_defaults(run=run_train)
 

@@ -17,7 +17,14 @@ from posterior_trees.recipe import Recipe
 
 def make_fabric(recipe: Recipe, accelerator: str = "auto", devices: int = 1) -> Fabric:
     """Lightning Fabric for one process or, with several devices or under torchrun, for many."""
-    machines = int(os.environ.get("GROUP_WORLD_SIZE", 1))  # torchrun says how many
+    machines = int(os.environ.get("GROUP_WORLD_SIZE", 1))  # torchrun says how many,
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", devices))  # and how many processes each has
+    if devices not in (1, here):
+        raise ValueError(
+            f"--devices is {devices}, but torchrun started {here} processes here: leave --devices "
+            f"out, or start torchrun with --nproc-per-node {devices}"
+        )
+    devices = here
     return Fabric(
         accelerator=accelerator,
         devices=devices,

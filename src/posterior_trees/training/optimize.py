@@ -15,8 +15,9 @@ from posterior_trees.recipe_sections import OptimizerSpec
 class Schedule:
     """The factor on every group's learning rate: cosine over the run, or the paper's plateau.
 
-    Plateau (App. A.3): ×0.1 when the validation loss has not fallen for `patience` epochs. Either
-    way no group goes below `min_lr`, and the first `warmup_steps` rise linearly.
+    Plateau (App. A.3): ×0.1 when the validation loss has not fallen for more than `patience`
+    epochs.
+    Either way no group goes below `min_lr`, and the first `warmup_steps` rise linearly.
     """
 
     def __init__(self, spec: OptimizerSpec, total_steps: int) -> None:
