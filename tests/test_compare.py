@@ -3,10 +3,12 @@
 import dataclasses
 import json
 import os
+import shutil
 import subprocess
 import sys
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -37,10 +39,12 @@ from posterior_trees.baselines.folder import (
 from posterior_trees.baselines.nearest import nearest_distance
 from posterior_trees.baselines.spec import parse_baseline
 from posterior_trees.build import build_predictor
-from posterior_trees.checkpoint import save_model
+from posterior_trees.checkpoint import load, save_model
 from posterior_trees.cli.baselines import parse_options
 from posterior_trees.compare import methods
 from posterior_trees.compare.comparison import SET_UP, best_psnr
+from posterior_trees.compare.inputs import save_inputs
+from posterior_trees.compare.methods import choose_inputs
 from posterior_trees.compare.table import accepted, per_depth, to_latex, to_markdown
 from posterior_trees.measure import Colorize
 from posterior_trees.metrics import nll, psnr
@@ -181,7 +185,7 @@ def test_fewer_images_are_among_those_of_more() -> None:
     assert len(many) == 20
     assert few < many
     assert few != set(choose_images(100, 5, seed=4).tolist())
-    with pytest.raises(ValueError, match="--images is 101; the split has 1 to 100"):
+    with pytest.raises(ValueError, match="--images is 101; the split has 100: give 1 to 100"):
         choose_images(100, 101)
 
 
@@ -403,6 +407,109 @@ def test_what_another_comparison_left_is_not_reported(world, tmp_path) -> None:
         compare(world, tmp_path, "--minutes", 0, "--seed", 1)
     compare(world, tmp_path, "--minutes", 0, *ddnm)
     assert "unfinished" not in json.loads((tmp_path / "table.json").read_text())["title"]
+
+
+def test_what_was_written_over_is_not_reported_either(world, tmp_path, capsys) -> None:
+    """Other samples, weights or images under the old names: each is scored anew, and only that."""
+    for name in ("blobs", "theirs"):
+        shutil.copytree(world / name, tmp_path / name)
+    shutil.copy(world / "tree.safetensors", tmp_path)
+    method = ("--method", f"theirs={tmp_path / 'theirs'}")
+
+    def rows() -> list[dict[str, Any]]:
+        compare(tmp_path, tmp_path / "out", *method)
+        return json.loads((tmp_path / "out" / "table.json").read_text())["methods"]
+
+    first = rows()
+    assert "groups of images are there" not in capsys.readouterr().err
+    assert rows() == first
+    assert "4 of 4 groups of images are there already" in capsys.readouterr().err
+    number = choose_images(24, 6).tolist()[5]
+    np.save(tmp_path / "theirs" / f"{number:05d}.npy", np.zeros((12, 8, 8, 1), np.uint8))
+    second = rows()
+    assert "2 of 4 groups" in capsys.readouterr().err  # those of ours
+    assert second[0] == first[0]
+    assert second[1]["psnr"] != first[1]["psnr"]
+    recipe = parse_recipe(RECIPE)
+    torch.manual_seed(1)
+    save_model(tmp_path / "tree.safetensors", build_predictor(recipe), recipe, {"commit": "abc"})
+    third = rows()
+    assert "2 of 4 groups" in capsys.readouterr().err  # those of theirs
+    assert third[0]["psnr"] != second[0]["psnr"]
+    assert third[1]["psnr"] == second[1]["psnr"]
+    file = tmp_path / "blobs" / "t10k-images-idx3-ubyte"
+    stored = np.frombuffer(file.read_bytes(), np.uint8)
+    file.write_bytes(stored[:16].tobytes() + (255 - stored[16:]).tobytes())
+    fourth = rows()
+    assert "groups of images are there" not in capsys.readouterr().err
+    assert fourth[1]["psnr"] != third[1]["psnr"]
+
+
+def test_a_sampler_of_ones_own_gets_what_all_methods_get(world, tmp_path, capsys) -> None:
+    """The inputs as files; their samples, sent back, are those of these images."""
+    words = ["compare", world / "tree.safetensors", "--data", world, "--images", 6, "--inputs",
+             tmp_path / "in"]  # fmt: skip
+    cli.main([str(word) for word in words])
+    facts = json.loads((tmp_path / "in" / "inputs.json").read_text())
+    assert [image["number"] for image in facts["images"]] == choose_images(24, 6).tolist()
+    assert (facts["measurement"], facts["size"]) == ("Inpaint", [1, 8, 8])
+    hole = np.load(tmp_path / "in" / "hole.npy")
+    (tmp_path / "mine").mkdir()
+    for image in facts["images"]:
+        y, x = (np.load(tmp_path / "in" / image[kind]) for kind in ("y", "x"))
+        assert y.dtype == np.float32
+        assert (y[hole] == 0.5).all()
+        assert (y[~hole] == x[~hole]).all()
+        noise = np.random.default_rng(image["number"]).random((50, *x.shape), np.float32)
+        mine = np.where(hole[..., None], noise, y)
+        np.save(tmp_path / "mine" / f"{image['number']:05d}.npy", mine)
+    capsys.readouterr()
+    compare(world, tmp_path / "out", "--samples", 50, "--method", f"mine={tmp_path / 'mine'}")
+    assert "mine" not in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        cli.main([*map(str, words), "--method", "a=b"])
+    assert "leave --method out" in capsys.readouterr().err
+
+
+def test_pairs_and_noise_are_written_as_they_are_compared(tmp_path) -> None:
+    """Noise is drawn for each image by its number: no one else would draw the same."""
+    recipe = parse_recipe(RECIPE, ["measurement.kind=denoise", "measurement.sigma=0.3"])
+    predictor = build_predictor(recipe)
+    inputs = choose_inputs(predictor, make_blobs(24, seed=1), 5, seed=2)
+    save_inputs(tmp_path, inputs, {})
+    again = choose_inputs(predictor, make_blobs(24, seed=1), 5, seed=2)
+    for number, y in zip(again.indices.tolist(), again.y, strict=True):
+        stored = np.load(tmp_path / "y" / f"{number:05d}.npy")
+        assert np.array_equal(stored, y.permute(1, 2, 0).numpy())
+    assert not (tmp_path / "hole.npy").exists()
+
+
+def test_few_samples_and_those_of_other_images_are_doubted(world, tmp_path, capsys) -> None:
+    numbers = choose_images(24, 6).tolist()
+    (tmp_path / "other").mkdir()
+    for one, other in zip(numbers, numbers[1:] + numbers[:1], strict=True):
+        shutil.copy(world / "theirs" / f"{other:05d}.npy", tmp_path / "other" / f"{one:05d}.npy")
+    compare(world, tmp_path / "out", "--samples", 7, "--method", f"other={tmp_path / 'other'}",
+            "--method", f"theirs={world / 'theirs'}")  # fmt: skip
+    said, text = capsys.readouterr().err, (tmp_path / "out" / "table.md").read_text()
+    table = json.loads((tmp_path / "out" / "table.json").read_text())
+    _, other, theirs = table["methods"]
+    assert other["samples"] == theirs["samples"] == 7
+    assert other["disagreement"] > 0.05 > 0.005 > theirs["disagreement"]
+    for words in (
+        "theirs has 7 samples of an image for 2 leaves",
+        f"samples of other were off the measurement by {other['disagreement']:.2f}",
+    ):
+        assert words in said
+        assert words in text
+    assert "samples of theirs were off" not in text
+    assert f"v is about {expected_v(7):.2f} and" in text
+
+
+def test_all_images_are_compared_where_there_are_fewer_than_a_hundred(world) -> None:
+    predictor = load(world / "tree.safetensors")
+    assert len(choose_inputs(predictor, make_blobs(24)).indices) == 24
+    assert len(choose_inputs(predictor, make_blobs(120)).indices) == 100
 
 
 def test_anybodys_samples_are_made_to_agree_with_the_measurement(world, tmp_path) -> None:

@@ -55,6 +55,11 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for stain in ("w1", "w4"):
         folder = tmp_path / f"BBBC022_v1_images_20585{stain}"
         save_noise(folder / f"IXMtest_A01_s1_{stain}0F3A.tif", 8, 8, bits=16)
+    (tmp_path / "inputs").mkdir()  # as `ptrees compare --inputs` writes them
+    np.save(tmp_path / "inputs" / "hole.npy", np.eye(8, dtype=bool))
+    np.save(tmp_path / "inputs" / "7.npy", np.zeros((8, 8, 1), np.float32))
+    facts = {"images": [{"number": 7, "name": "seven", "y": "7.npy"}]}
+    (tmp_path / "inputs" / "inputs.json").write_text(json.dumps(facts))
     return tmp_path
 
 

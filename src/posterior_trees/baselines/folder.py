@@ -8,8 +8,8 @@ Pictures are read as training images are (`data.decode`). Arrays have 8 or 16 bi
 and are divided by their largest possible value, or floating-point numbers in [0, 1].
 `ptrees baseline sample` writes the second form.
 
-Which images? `choose_images` decides for it and for `ptrees compare`; a comparison whose folder
-lacks some begins with a message that has all their numbers.
+Which images? `choose_images` decides for it and for `ptrees compare`, whose `--inputs` writes them
+(`docs/compare.md`); a comparison whose folder lacks some begins with a message that says so.
 """
 
 from collections.abc import Sequence
@@ -42,10 +42,7 @@ def read_samples(
             raise SampleError(f"{place} is not a readable .npy array: {error}") from error
         samples = _as_images(array[:limit], place, shape)
     else:
-        files = sorted(f for f in place.iterdir() if f.suffix.lower() in PICTURES)[:limit]
-        if not files:
-            raise SampleError(f"{place} holds no pictures; put 0000.png, 0001.png, … there")
-        samples = torch.stack([_read_picture(file, shape) for file in files])
+        samples = torch.stack([_read_picture(file, shape) for file in _pictures(place, limit)])
     if not samples.isfinite().all() or samples.min() < -0.5 or samples.max() > 1.5:
         raise SampleError(
             f"{place} has values from {samples.min():.3g} to {samples.max():.3g}; "
@@ -68,7 +65,7 @@ def write_samples(
 def choose_images(total: int, count: int, seed: int = 0) -> Int[Tensor, "{count}"]:
     """The numbers of `count` of a split's `total` images, seeded: fewer are among those of more."""
     if not 1 <= count <= total:
-        raise ValueError(f"--images is {count}; the split has 1 to {total}")
+        raise ValueError(f"--images is {count}; the split has {total}: give 1 to {total}")
     generator = torch.Generator().manual_seed(seed)
     return torch.randperm(total, generator=generator)[:count].sort().values
 
@@ -83,9 +80,15 @@ def check_samples(folder: Path, numbers: Sequence[int], names: Sequence[str]) ->
             f"{folder} has no samples of {len(missing)} of the {len(numbers)} images that --images "
             f"{len(numbers)} and this --seed choose (numbers in the split, from 0): "
             f"{', '.join(map(str, missing))}. Put those of image {first} into "
-            f"{folder / f'{first:05d}'}/0000.png, … or {first:05d}.npy, and so on; `ptrees "
-            "baseline sample` writes the same images"
+            f"{folder / f'{first:05d}'}/0000.png, … or {first:05d}.npy, and so on; the same "
+            "command with --inputs DIR in place of --out and --method writes what to sample from"
         )
+
+
+def sample_files(folder: Path, number: int, name: str, limit: int) -> list[Path]:
+    """The files that `read_samples` reads."""
+    place = find_samples(folder, number, name)
+    return [place] if place.is_file() else _pictures(place, limit)
 
 
 def find_samples(folder: Path, number: int, name: str) -> Path:
@@ -106,6 +109,13 @@ def _find(folder: Path, number: int, name: str) -> Path | None:
             if place.exists():
                 return place
     return None
+
+
+def _pictures(place: Path, limit: int) -> list[Path]:
+    files = sorted(f for f in place.iterdir() if f.suffix.lower() in PICTURES)[:limit]
+    if not files:
+        raise SampleError(f"{place} holds no pictures; put 0000.png, 0001.png, … there")
+    return files
 
 
 def _as_images(array: np.ndarray, place: Path, shape: tuple[int, ...]) -> Tensor:

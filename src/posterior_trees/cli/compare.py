@@ -5,6 +5,7 @@ What is compared, and how the tables come about, is in `compare/`; heavy imports
 
 import argparse
 import functools
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,8 @@ def add_compare(commands: Any) -> None:
         "compare",
         help="trees of a model and of samplers, on the same images",
         epilog="METHOD is NAME=RUN (a baseline's own method), NAME=RUN:ddnm, "
-        "NAME=RUN:repaint:steps=100,resamplings=3, or NAME=FOLDER with anybody's samples (an empty "
-        "folder: a message says of which images).",
+        "NAME=RUN:repaint:steps=100,resamplings=3, or NAME=FOLDER with anybody's samples of what "
+        "--inputs writes (docs/compare.md).",
     )
     parser.add_argument("model", metavar="MODEL", help="ours: a name, a run folder or a file")
     parser.add_argument("--method", action="append", default=[], metavar="METHOD", dest="methods",
@@ -29,7 +30,7 @@ def add_compare(commands: Any) -> None:
     parser.add_argument("--mse", metavar="MODEL", help="a network trained for the mean alone (a "
                         "tree of depth 0), to hold roots against [our root]")  # fmt: skip
     parser.add_argument("--split", choices=("validation", "test"), default="test")
-    parser.add_argument("--images", type=int, default=100, help="so many images [100]")
+    parser.add_argument("--images", type=count, help="so many images [100, or all there are]")
     parser.add_argument("--samples", type=count, default=100, help="samples per image [100]")
     parser.add_argument("--group", type=count, default=10, help="images sampled together [10]")
     parser.add_argument("--seed", type=int, default=0, help="of images and samples [0]")
@@ -38,19 +39,32 @@ def add_compare(commands: Any) -> None:
     parser.add_argument("--device", help="cuda, mps or cpu [the best there is]")
     parser.add_argument("--compile", action="store_true",
                         help="fuse all networks, ours too: a minute each, then faster")  # fmt: skip
-    parser.add_argument("--out", type=Path, required=True, help="folder for tables and figures")
+    goal = parser.add_mutually_exclusive_group(required=True)
+    goal.add_argument("--out", type=Path, help="folder for tables and figures")
+    goal.add_argument("--inputs", type=Path, metavar="DIR",
+                      help="compare nothing: write images and measurements here, for a sampler of "
+                      "your own")  # fmt: skip
     parser.set_defaults(run=run_compare)
 
 
 def run_compare(arguments: argparse.Namespace) -> None:
     from posterior_trees.compare.report import write_report
-    from posterior_trees.compare.table import accepted
+    from posterior_trees.compare.table import accepted, doubts
     from posterior_trees.fast import tuned_convolutions
     from posterior_trees.progress import track
 
+    if arguments.inputs:
+        write_inputs(arguments)
+        return
     deadline = time.monotonic() + 60 * arguments.minutes
     comparison, methods, title, reference = set_up(arguments)
     jobs = [(method, part) for method in methods for part in comparison.parts]
+    if kept := sum(comparison.has(*job) for job in jobs):
+        print(
+            f"{kept} of {len(jobs)} groups of images are there already, of the same weights, "
+            f"samples and images: {arguments.out / 'parts'}",
+            file=sys.stderr,
+        )
     with tuned_convolutions():
         for method, part in track("comparing")(jobs):
             if time.monotonic() < deadline:
@@ -59,21 +73,45 @@ def run_compare(arguments: argparse.Namespace) -> None:
     head, cells = accepted(table)
     for line in [head, *cells] if cells else []:
         print("  ".join(line))
+    for doubt in doubts(table):
+        print(f"ptrees compare: {doubt}", file=sys.stderr)
     for path in files:
+        print(path)
+
+
+def choose(arguments: argparse.Namespace) -> tuple[Any, Any, Any]:
+    """The model's recipe, the model, and the images that all methods get."""
+    from posterior_trees.checkpoint import load, load_recipe
+    from posterior_trees.compare.methods import choose_inputs
+    from posterior_trees.data import load_evaluation
+
+    recipe = load_recipe(arguments.model)
+    predictor = load(arguments.model, arguments.device)
+    images = load_evaluation(recipe.data, arguments.data, arguments.split)
+    return recipe, predictor, choose_inputs(predictor, images, arguments.images, arguments.seed)
+
+
+def write_inputs(arguments: argparse.Namespace) -> None:
+    """`--inputs`: what a sampler of somebody's own starts from."""
+    from posterior_trees.compare.inputs import save_inputs
+
+    if arguments.methods:
+        raise ValueError("--inputs compares nothing: leave --method out, or give --out instead")
+    recipe, _, inputs = choose(arguments)
+    facts = {"task": recipe.task, "split": arguments.split, "seed": arguments.seed}
+    for path in save_inputs(arguments.inputs, inputs, facts):
         print(path)
 
 
 def set_up(arguments: argparse.Namespace) -> tuple[Any, list[Any], str, dict[str, Any]]:
     """A comparison, its methods, its title and the network that roots are held against."""
-    from posterior_trees.checkpoint import load, load_recipe
+    from posterior_trees.checkpoint import find_model, load
     from posterior_trees.compare.comparison import Comparison, root_psnr
-    from posterior_trees.compare.methods import choose_inputs, tree_method
-    from posterior_trees.data import load_evaluation, load_split
+    from posterior_trees.compare.fingerprint import of_files
+    from posterior_trees.compare.methods import tree_method
+    from posterior_trees.data import load_split
 
-    recipe = load_recipe(arguments.model)
-    predictor = load(arguments.model, arguments.device)
-    images = load_evaluation(recipe.data, arguments.data, arguments.split)
-    inputs = choose_inputs(predictor, images, arguments.images, arguments.seed)
+    recipe, predictor, inputs = choose(arguments)
     arguments.out.mkdir(parents=True, exist_ok=True)
     training = None  # windows of training images have no nearest one
     if not recipe.data.patch:
@@ -83,6 +121,7 @@ def set_up(arguments: argparse.Namespace) -> tuple[Any, list[Any], str, dict[str
         training=training, is_mirrored="flip" in recipe.data.augment,
     )  # fmt: skip
     settings = {"model": str(arguments.model), "commit": predictor.about.get("commit", "unknown")}
+    settings["weights"] = of_files([find_model(arguments.model)])
     ours = predictor
     if arguments.compile:
         ours, settings["compiled"] = predictor.compile(), True
@@ -101,6 +140,8 @@ def make_method(
 ) -> Any:
     """A method from `NAME=RUN[:SAMPLER[:OPTIONS]]` or `NAME=FOLDER`."""
     from posterior_trees.baselines.folder import check_samples
+    from posterior_trees.checkpoint import find_model
+    from posterior_trees.compare.fingerprint import of_files
     from posterior_trees.compare.methods import folder_method, sampler_method
 
     name, equals, rest = text.partition("=")
@@ -112,7 +153,7 @@ def make_method(
     holds_model = Path(path).is_file() or (Path(path) / "best.safetensors").is_file()
     if not holds_model and Path(path).is_dir():
         check_samples(Path(path), inputs.indices.tolist(), inputs.names)
-        return folder_method(name, Path(path), **common)
+        return folder_method(name, Path(path), inputs, **common)
     if not holds_model:
         raise ValueError(
             f"--method {text!r}: {path} is neither a baseline (a run folder or file of `ptrees "
@@ -125,7 +166,7 @@ def make_method(
             f"{path} was trained on {baseline.recipe.data.channels} channels, "
             f"{arguments.model} on {recipe.data.channels}: compare models of the same data"
         )
-    about = {"run": path, "trained": baseline.about}
+    about = {"run": path, "trained": baseline.about, "weights": of_files([find_model(path)])}
     if arguments.compile:
         about["compiled"] = True
     return sampler_method(

@@ -23,6 +23,7 @@ from posterior_trees.baselines.calibration import (
 from posterior_trees.baselines.nearest import nearest_distance
 from posterior_trees.capture import WARM_UP
 from posterior_trees.checkpoint import provenance
+from posterior_trees.compare.fingerprint import of_tensors
 from posterior_trees.compare.methods import Answer, Inputs, Method
 from posterior_trees.data import ImageSet
 from posterior_trees.metrics import entropy, nll, psnr
@@ -69,6 +70,7 @@ class Comparison:
             "group": group,
             "shown": self.shown,
             "device": _device_name(inputs.x.device),
+            "inputs": of_tensors([inputs.x, inputs.y]),
         }
 
     @property
@@ -101,8 +103,8 @@ class Comparison:
         return self.folder / "parts" / method.name / f"{part.start:05d}.safetensors"
 
     def has(self, method: Method, part: slice) -> bool:
-        """Whether a group is scored, by the same method on the same images: what an earlier
-        comparison left in the folder does not count."""
+        """Whether a group is scored, by the same method on the same images, by their contents: what
+        another comparison left in the folder does not count."""
         file = self.file(method, part)
         return file.is_file() and store.read_facts(file).get("settings") == self._about(method)
 
@@ -141,6 +143,8 @@ class Comparison:
             values["psnr_hole"] = psnr(tree, x, self.hole)
         if answer.samples is not None:
             values |= self._judge_samples(answer.samples, x, part)
+        if answer.disagreement is not None:
+            values["disagreement"] = answer.disagreement
         for place in self.shown:
             if part.start <= place < part.stop:
                 mine = tree[place - part.start]

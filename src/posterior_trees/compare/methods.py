@@ -13,12 +13,16 @@ import torch
 from torch import Tensor
 
 from posterior_trees.baselines.cluster import hierarchical_kmeans
-from posterior_trees.baselines.folder import choose_images, read_samples
+from posterior_trees.baselines.folder import choose_images, read_samples, sample_files
+from posterior_trees.compare.fingerprint import of_files
 from posterior_trees.data import ImageSet
 from posterior_trees.measure import Inpaint, Measurement, measure_each
 from posterior_trees.predictor import TreePredictor
 from posterior_trees.sampling import Baseline
 from posterior_trees.tree import Tree
+
+USUAL = 100
+"""How many images are compared unless somebody says."""
 
 
 class Inputs(NamedTuple):
@@ -42,6 +46,8 @@ class Answer(NamedTuple):
     tree: Tree
     samples: Tensor | None
     evaluations: int | None
+    disagreement: Tensor | None = None
+    """How far samples were from the measurement before they were made to agree with it, `(b,)`."""
 
 
 @dataclass(frozen=True)
@@ -54,9 +60,12 @@ class Method:
     is_timed: bool = True
 
 
-def choose_inputs(predictor: TreePredictor, images: ImageSet, count: int, seed: int = 0) -> Inputs:
-    """A seeded list of test images and their measurements, on the predictor's device."""
-    indices = choose_images(len(images), count, seed)
+def choose_inputs(
+    predictor: TreePredictor, images: ImageSet, count: int | None = None, seed: int = 0
+) -> Inputs:
+    """A seeded list of test images, 100 or all there are unless `count` says how many, and their
+    measurements, on the predictor's device."""
+    indices = choose_images(len(images), count or min(USUAL, len(images)), seed)
     x, y = images.batch(indices)
     x = x.to(predictor.device)
     y = measure_each(predictor.measurement, x, indices, seed) if y is None else y
@@ -100,10 +109,10 @@ def sampler_method(
 
 
 def folder_method(
-    name: str, folder: Path, *, branching: Sequence[int], samples: int, seed: int
+    name: str, folder: Path, inputs: Inputs, *, branching: Sequence[int], samples: int, seed: int
 ) -> Method:
-    """Anybody's samples, made to agree with y, clamped and clustered; nothing is known about their
-    cost."""
+    """Anybody's samples of these inputs, made to agree with y, clamped and clustered; nothing is
+    known about their cost."""
 
     def answer(inputs: Inputs, part: slice) -> Answer:
         shape = tuple(inputs.x.shape[1:])
@@ -119,11 +128,15 @@ def folder_method(
             )
         stack = torch.stack(drawn).to(inputs.x.device)
         y = inputs.y[part].repeat_interleave(stack.shape[1], dim=0)
-        agreeing = inputs.measurement.impose(stack.flatten(0, 1), y).clamp(0, 1)
-        stack = agreeing.unflatten(0, stack.shape[:2])
-        return Answer(_cluster(stack, branching, seed), stack, None)
+        agreeing = inputs.measurement.impose(stack.flatten(0, 1), y).unflatten(0, stack.shape[:2])
+        off = (agreeing - stack).square().flatten(1).mean(dim=1).sqrt()
+        stack = agreeing.clamp(0, 1)
+        return Answer(_cluster(stack, branching, seed), stack, None, off)
 
+    pairs = zip(inputs.indices.tolist(), inputs.names, strict=True)
+    files = [file for pair in pairs for file in sample_files(folder, *pair, samples)]
     about = {"kind": "folder", "samples": samples, "folder": str(folder)}
+    about["content"] = of_files(files)
     return Method(name, answer, about, is_timed=False)
 
 

@@ -1,5 +1,6 @@
 """The table of a comparison: one row per method, as JSON, Markdown and LaTeX."""
 
+import math
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,6 +21,10 @@ from posterior_trees.baselines.process import travel_times
 from posterior_trees.metrics import summarize
 
 SCHEMA = 1
+FEW = 5
+"""Samples for each leaf below which a tree of clusters says little."""
+OFF = 0.01
+"""Root mean square by which samples may miss the measurement: rounding and JPEG are below."""
 VALUES = ("psnr", "psnr_hole", "psnr_best", "nll", "entropy")
 BIASED = ("ddnm", "ddrm", "repaint", "dps", "diffpir")
 DIFFUSION = ("conditional", "denoising", *BIASED)
@@ -55,7 +60,10 @@ def make_row(
     }
     for key in VALUES:
         row[key] = per_depth(values[key]) if key in values else None
-    row |= calibration(values, facts[0].get("samples") or settings.get("samples", 0))
+    row["samples"] = facts[0].get("samples") or settings.get("samples")
+    off = values.get("disagreement")
+    row["disagreement"] = None if off is None else off.double().mean().item()
+    row |= calibration(values, row["samples"] or 0)
     row["acceptance"] = None
     if row["kind"] in DIFFUSION:
         quality = values.get("psnr_hole", values["psnr"])
@@ -117,6 +125,7 @@ def to_markdown(table: dict[str, Any]) -> str:
     rows = table["methods"]
     head, cells = _grid(rows, "±")
     lines = [f"# {table['title']}", "", _caption(table), "", *_pipe(head, cells)]
+    lines += [f"\n**Beware.** {doubt}" for doubt in doubts(table)]
     others = [row for row in rows if "versus_ours" in row]
     if others:
         lines += ["", f"## Paired differences from {rows[0]['name']}", ""]
@@ -129,6 +138,25 @@ def to_markdown(table: dict[str, Any]) -> str:
     if any(row["kind"] in BIASED for row in rows):
         lines += ["", BIAS]
     return "\n".join(lines) + "\n"
+
+
+def doubts(table: dict[str, Any]) -> list[str]:
+    """What speaks against a row: too few samples, or samples of something else."""
+    leaves, found = math.prod(table["branching"]), []
+    for row in table["methods"]:
+        if 0 < (row.get("samples") or 0) < FEW * leaves:
+            found.append(
+                f"{row['name']} has {row['samples']} samples of an image for {leaves} leaves: "
+                "nodes are then means of few samples, or absent, and the NLL says little (at "
+                f"least {FEW * leaves} are advised)."
+            )
+        if (row.get("disagreement") or 0) > OFF:
+            found.append(
+                f"The samples of {row['name']} were off the measurement by "
+                f"{row['disagreement']:.2f} (root mean square over all pixels, of 0 to 1) before "
+                "they were made to agree with it: are they of these images, and in [0, 1]?"
+            )
+    return found
 
 
 def accepted(table: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
@@ -220,14 +248,16 @@ def _differences(
 def _caption(table: dict[str, Any]) -> str:
     count = len(table["images"])
     fused = [row["name"] for row in table["methods"] if row["settings"].get("compiled")]
+    usual = {f"{row['expected_v']:.2f}" for row in table["methods"] if row["expected_v"]}
     return (
         f"{count} test images, layout {'×'.join(map(str, table['branching']))}, on "
         f"{table['device']}. Mean ± standard deviation over images; NFE are the network "
-        "evaluations of one tree. v is about 0.98 and χ² below 21.7 for exact samples; `nearest` "
+        "evaluations of one tree. v is about "
+        f"{' or '.join(sorted(usual)) or '1'} and χ² below 21.7 for exact samples; `nearest` "
         "is their distance from the nearest training image over that of the test images, far below "
-        "1 if a model recites. Samples agree with the measurement and are clamped to [0, 1]; nodes "
-        "are not clipped. Work is the GPU's memory beyond weights and images. Compiled networks: "
-        f"{', '.join(fused) or 'none'}."
+        "1 if a model recites. Samples are made to agree with the measurement and clamped to "
+        "[0, 1]; nodes are not clipped. Work is the GPU's memory beyond weights and images. "
+        f"Compiled networks: {', '.join(fused) or 'none'}."
     )
 
 
