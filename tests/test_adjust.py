@@ -126,6 +126,14 @@ def test_a_camera_s_values_are_told_their_own_range() -> None:
     assert re.search(r"\(--levels 15\d 25\d\d --gamma 0.5\) would make it 0\.6", text)
 
 
+def test_a_camera_s_few_bits_are_not_taken_for_an_inverted_picture() -> None:
+    """Nearly black in 16 bits, exchanged nearly white: the task may take that, but it is wrong."""
+    text = advice(CAMERA, Adjustment(), 0.4, 1.0)
+    assert re.search(r"Its own range of values \(--levels 15\d 25\d\d\) would make it 0\.5", text)
+    flat = np.full((1, 4, 4), 2000, np.uint16)  # has no range of its own
+    assert "--invert" in advice(flat, Adjustment(), 0.4, 1.0)
+
+
 def test_too_bright_by_its_levels_is_not_told_to_exchange_black_and_white() -> None:
     """Though that would do: who names levels knows which end is black."""
     done = Adjustment.of((150, 900), 1.0, invert=False)

@@ -493,6 +493,19 @@ def test_the_weighted_loss_is_unbiased_however_rare_a_leaf_is(
     assert effective[rare:].mean().item() == pytest.approx(1, abs=0.03)
 
 
+@pytest.mark.parametrize("together", [1, 4])
+def test_nobody_falls_far_behind_whatever_q_asks(together: int) -> None:
+    """A new q for every solution, some of them at the limit of what a batch can hold."""
+    balancer, generator = Obeying(2, 200, refresh_every=together), seeded()
+    for _ in range(400):
+        wild = torch.rand(200, generator=generator, dtype=torch.float64) ** 30
+        balancer.wanted = wild / wild.sum()
+        for _ in range(together):
+            next(balancer.batches(20, generator))
+    assert balancer.debt.sum().item() == pytest.approx(0, abs=1e-6)
+    assert balancer.debt.abs().max() < 1.5 * together + 2
+
+
 def test_drawing_from_q_draws_with_its_frequencies() -> None:
     balancer = Obeying(2, 20, greedy=False)
     balancer.wanted = torch.linspace(0.1, 1.9, 20, dtype=torch.float64) / 20

@@ -2,13 +2,16 @@
 
 import json
 import re
+import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import nn
 
-from posterior_trees import checkpoint, load, store, wrap
+from posterior_trees import checkpoint, cli, load, store, wrap
 from posterior_trees.build import build_predictor
 from posterior_trees.checkpoint import ModelError, find_model, load_recipe, save_model
 from posterior_trees.explore.start import model_card
@@ -159,7 +162,8 @@ def test_weights_of_a_predictor_of_ones_own_come_back(tmp_path, recipe, blobs):
         options = {"branching": 2, "depth": 1, "measurement": Denoise(0.1)}
         return wrap(backbone, features=4, channels=1, **options)
 
-    chosen = recipe("training.epochs=1", "tree.branching=2", "tree.depth=1")
+    denoise = ("measurement.kind=denoise", "measurement.sigma=0.1")
+    chosen = recipe("training.epochs=1", "tree.branching=2", "tree.depth=1", *denoise)
     trained = fit(chosen, tmp_path, images=(blobs(16), None), predictor=mine(), accelerator="cpu")
     loaded = load(tmp_path, device="cpu", predictor=mine())
     y = torch.rand(2, 1, 8, 8)
@@ -167,6 +171,77 @@ def test_weights_of_a_predictor_of_ones_own_come_back(tmp_path, recipe, blobs):
     assert loaded.about["epochs"] == 1
     with pytest.raises(ModelError, match=r"predictor of your own\? Give it"):
         load(tmp_path, device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (["tree.depth=2"], r"layout \(2,\), the recipe \(2, 2\)"),
+        (["tree.branching=3"], r"layout \(2,\), the recipe \(3,\)"),
+        (["measurement.sigma=0.3"], r"\(Denoise\) is not the recipe's \(Denoise,"),
+        (["measurement.kind=colorize"], r"\(Denoise\) is not the recipe's \(Colorize,"),
+    ],
+)
+def test_a_predictor_that_contradicts_the_recipe_is_refused(
+    tmp_path, recipe, blobs, changes, message
+):
+    """The recipe is kept with the run, and would say something else than what was trained."""
+    options = {"branching": 2, "depth": 1, "measurement": Denoise(0.1)}
+    mine = wrap(nn.Conv2d(1, 4, 3, padding=1), features=4, channels=1, **options)
+    chosen = recipe("measurement.kind=denoise", "measurement.sigma=0.1", *changes)
+    with pytest.raises(ValueError, match=message):
+        fit(chosen, tmp_path / "run", images=(blobs(16), None), predictor=mine, accelerator="cpu")
+    assert not (tmp_path / "run").exists()
+
+
+OWN = """
+from torch import nn
+from posterior_trees import wrap
+from posterior_trees.build import build_measurement
+from posterior_trees.recipe import read_recipe
+
+def make():
+    measurement = build_measurement(read_recipe("blobs.toml"))
+    backbone = nn.Conv2d(1, 4, 3, padding=1)
+    return wrap(backbone, features=4, channels=1, branching=2, depth=1, measurement=measurement)
+
+def nothing():
+    return None
+"""
+
+
+def test_commands_take_a_network_of_ones_own(tmp_path, blob_folder, monkeypatch, capsys):
+    """Trained by `fit`, evaluated, drawn, compared, predicted and exported by its name."""
+    monkeypatch.chdir(blob_folder)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (blob_folder / "own_network.py").write_text(OWN)
+    sys.path.append(str(blob_folder))
+    import own_network
+
+    recipe = read_recipe("blobs.toml")
+    fit(recipe, "run", data=".", predictor=own_network.make(), accelerator="cpu")
+    Image.fromarray(np.zeros((8, 8), np.uint8)).save("a.png")
+    mine = ["run", "--predictor", "own_network:make"]
+    for words in (
+        ["evaluate", *mine, "--data", "."],
+        ["figure", *mine, "--data", ".", "--count", "1", "--out", "f.png"],
+        ["compare", *mine, "--data", ".", "--images", "4", "--device", "cpu", "--out", "table"],
+        ["predict", *mine, "a.png", "--out", "trees"],
+        ["explore", *mine, "a.png", "--save", "page.html"],
+        ["export", *mine, "--out", "small.safetensors"],
+        ["export", *mine, "--onnx", "small.onnx"],
+    ):
+        cli.main(words)
+    capsys.readouterr()
+    for words, message in (
+        (["run"], "--predictor MODULE:FUNCTION on the command line"),
+        (["run", "--predictor", "own_network:absent"], "write MODULE:FUNCTION"),
+        (["run", "--predictor", "own_network:nothing"], "made a NoneType; it must return what"),
+        (["run", "--predictor", "own_network:nn"], "nn is not a function"),
+    ):
+        with pytest.raises(SystemExit):
+            cli.main(["evaluate", *words, "--data", "."])
+        assert message in capsys.readouterr().err
 
 
 def test_the_shipped_cells_are_those_of_the_recipe_and_carry_their_card():

@@ -354,10 +354,37 @@ def test_wrap_pads_for_a_backbone_that_wants_a_multiple():
 
 def test_wrong_number_of_features_is_named():
     predictor = wrap(nn.Conv2d(1, 7, 1), features=8, channels=1)
-    with pytest.raises(ValueError, match=r"returned 7 feature maps.*features=8"):
+    with pytest.raises(ValueError, match=r"returned \(1, 7, 4, 4\).*features=8"):
         predictor(noise(1, 1, 4, 4).float())
     with pytest.raises(ValueError, match=r"9 leaves of 3 channels.*27 output maps, not features=8"):
         wrap(nn.Conv2d(1, 8, 1), features=8, channels=3, leaves=True)
+
+
+class Both(nn.Module):
+    """Returns more than feature maps."""
+
+    def forward(self, y):
+        return y.repeat(1, 3, 1, 1)[:, :8], y
+
+
+@pytest.mark.parametrize("measurement", [None, Inpaint.box((0, 7), (0, 7), (16, 16))])
+@pytest.mark.parametrize(
+    ("backbone", "message"),
+    [
+        (nn.Conv2d(3, 8, 3), "maps of 14×14 for a picture of 16×16.*padding"),
+        (nn.Conv2d(3, 8, 3, stride=2, padding=1), "maps of 8×8 for a picture of 16×16"),
+        (nn.Sequential(nn.Conv2d(3, 8, 1), nn.Upsample(scale_factor=2)), "maps of 32×32 for"),
+        (nn.Sequential(nn.Conv2d(3, 8, 1), nn.AvgPool2d(16)), "maps of 1×1 for a picture of 16×16"),
+        (nn.Sequential(nn.Conv2d(3, 8, 1), nn.Flatten()), r"returned \(2, 2048\).*\(b, 8, h, w\)"),
+        (Both(), "returned a tuple; wrap one that returns its feature maps alone"),
+    ],
+    ids=["padding", "stride", "larger", "pooled", "flat", "tuple"],
+)
+def test_a_backbone_must_keep_the_size(backbone, message, measurement):
+    """Else one pixel may be stretched to a whole leaf, and nobody would know."""
+    predictor = wrap(backbone, features=8, channels=3, measurement=measurement)
+    with pytest.raises(ValueError, match=message):
+        predictor(noise(2, 3, 16, 16).float())
 
 
 def test_wrap_refuses_a_node_with_one_child():

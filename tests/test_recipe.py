@@ -250,6 +250,11 @@ def test_a_hole_scales_with_the_images():
 
 
 def test_a_hole_without_a_place_is_refused():
+    words = r"measurement.rows is \[4, 28\]; of images with 28 rows .* 0 to 27"
+    with pytest.raises(RecipeError, match=words):
+        build_predictor(parse_recipe(DIGITS, ["measurement.rows=[4, 28]"]))
+    with pytest.raises(RecipeError, match=r"measurement.columns is \[9, 3\]"):
+        build_predictor(parse_recipe(DIGITS, ["measurement.columns=[9, 3]"]))
     with pytest.raises(RecipeError, match=r"needs rows = \[first, last\]"):
         build_measurement(parse_recipe(OWN, ["measurement.kind=inpaint"]))
 

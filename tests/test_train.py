@@ -19,11 +19,13 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
+import numpy as np
 import pytest
 import torch
 import torch._functorch.config as tracing
 from lightning_fabric import Fabric
 from lightning_fabric.plugins.precision import MixedPrecision
+from PIL import Image
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -31,7 +33,7 @@ from posterior_trees import LeafBalancer, Tree, cli, load, store
 from posterior_trees.build import build_predictor
 from posterior_trees.capture import Capture
 from posterior_trees.checkpoint import ModelError
-from posterior_trees.data import DataError, ImageSet
+from posterior_trees.data import DataError, ImageSet, fingerprint
 from posterior_trees.loss import Objective, epsilon_at, probability_loss, tree_loss
 from posterior_trees.measure import Inpaint
 from posterior_trees.predictor import TreePredictor
@@ -767,7 +769,9 @@ def test_a_dead_leaf_is_announced_at_the_end_whatever_epsilon_is(tmp_path, recip
         (("loss.seeds=2", "loss.epsilon_start=1", "loss.rate=0.1"), []),
         (("loss.seeds=3", "loss.epsilon_start=1", "loss.rate=0.1"), ["loss.rate"]),
         (("loss.seeds=3", "loss.epsilon_start=1"), []),
-        (("loss.seeds=3", "loss.epsilon_start=4", "loss.rate=0.1"), ["loss.seeds"]),
+        (("loss.epsilon_start=4",), ["annealing"]),
+        (("loss.epsilon_start=4", "tree.depth=0"), []),
+        (("loss.seeds=3", "loss.epsilon_start=4", "loss.rate=0.1"), ["annealing", "loss.seeds"]),
         (("balancer.is_on=true", "balancer.start=4"), ["the balancer"]),
         (("balancer.is_on=true", "balancer.start=3.5"), []),
         (("balancer.is_on=true", "balancer.start=9", "tree.depth=0"), []),
@@ -784,6 +788,41 @@ def test_an_idle_option_is_in_the_first_line_of_the_log(tmp_path, recipe, images
     train(chosen, tmp_path, images)
     said = ["loss.seeds acts after 2" in "".join(x.get("warnings", [])) for x in log_of(tmp_path)]
     assert said == [True, False]
+
+
+def test_a_run_does_not_go_on_with_other_images(tmp_path, recipe, blobs):
+    """Neither more of them nor as many under other names; their number alone says little."""
+    images = blobs(24)
+    named = ImageSet(images.x, names=[f"{i}.png" for i in range(24)])
+    train(recipe("training.epochs=1"), tmp_path, (named, None))
+    for other, count in ((ImageSet(images.x, names=[f"{i}.jpg" for i in range(24)]), 24),
+                         (named.subset(range(20)), 20)):  # fmt: skip
+        words = rf"begun with 24 other training images \(there are {count} now"
+        with pytest.raises(RunError, match=words):
+            train(recipe("training.epochs=1"), tmp_path, (other, None))
+    assert load(tmp_path).about["train_names"] == fingerprint(named.names)
+
+
+def test_images_that_changed_sides_are_announced(tmp_path, recipe, capsys):
+    """The split goes by sorted names: one more at the front, and trained ones are tested."""
+    generator = np.random.default_rng(0)
+
+    def save(name: str) -> None:
+        pixels = generator.integers(256, size=(8, 8), dtype=np.uint8)
+        Image.fromarray(pixels).save(tmp_path / "photos" / name)
+
+    (tmp_path / "photos").mkdir()
+    for number in range(20):
+        save(f"{number:02d}.png")
+    files = ("data.name=photos", "data.kind=images", "data.split=name", "data.test=0.2",
+             "training.epochs=1")  # fmt: skip
+    fit(recipe(*files), tmp_path / "run", data=tmp_path, accelerator="cpu")
+    words = ["evaluate", str(tmp_path / "run"), "--data", str(tmp_path)]
+    cli.main(words)
+    assert "not those of the training" not in capsys.readouterr().err
+    save("00_new.png")
+    cli.main(words)
+    assert "ptrees evaluate: the images of 'photos' are not those" in capsys.readouterr().err
 
 
 def test_a_head_that_does_not_listen_is_announced_with_advice(tmp_path, recipe, images):

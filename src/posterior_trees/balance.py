@@ -55,7 +55,9 @@ class LeafBalancer:
     its row sums are $P 1$). A sample not seen yet has $P_j = 1/n$.
 
     `greedy` batches hold the samples that are furthest behind what $q$ asks: by all draws so far,
-    $\sum_t (B q_j - [j \in \text{batch}])$, so that each is drawn exactly as often as $q$ says.
+    $\sum_t (B q_j - [j \in \text{batch}])$, so that each is drawn exactly as often as $q$ says
+    (this is the cup game: who adds at most 1 to each of $N$ cups and $B$ in all, while 1 is taken
+    from each of the $B$ fullest, fills none beyond $O(\log N)$; Kuszmaul, SODA 2020).
     The batches that share a $q$ are drawn as one and dealt out, so that none of them has more of
     those furthest behind.
     Deviation: the paper compares $q_j$ with the share a sample had of late,
@@ -96,6 +98,7 @@ class LeafBalancer:
         self._table = one.new_full((num_samples, num_leaves + 1), 1.0 / num_leaves)
         self.conditional, self.totals = self._table[:, :-1], self._table[:, -1].zero_()
         self.gram = self.conditional.T @ self.conditional
+        self._uniform = one / num_samples
         self.debt, self.dual = one.new_zeros(num_samples), one.new_ones(num_leaves)
         # A win of each leaf: in its own column, and in that of the totals.
         self._wins = torch.cat([one.new_ones(num_leaves).diag(), one.new_ones(num_leaves, 1)], 1)
@@ -185,7 +188,7 @@ class LeafBalancer:
         if not self.active:
             return torch.ones(len(rows), device=indices.device)
         q = self.probabilities(self.exact) if self.in_force is None else self.in_force
-        gamma = q[rows].mul_(self.num_samples).reciprocal_()
+        gamma = self._uniform / q[rows]
         if self.floor == 0:
             gamma.nan_to_num_(posinf=0.0)
         return gamma.to(torch.get_default_dtype()).to(indices.device)
@@ -260,7 +263,7 @@ class LeafBalancer:
         chosen = order.topk(min(batches * size, self.num_samples)).indices
         owed = behind[chosen]
         if batches == 1:
-            drawn, times, least = chosen, 1.0, owed.amin()
+            drawn, times = chosen, 1.0
         else:
             turns = torch.arange(batches, device=q.device)
             wishes = (order[chosen].unsqueeze(1) - turns).flatten()
@@ -270,10 +273,8 @@ class LeafBalancer:
             times = (
                 torch.zeros_like(wishes).index_fill_(0, granted, 1.0).reshape(-1, batches).sum(1)
             )
-            least = (owed.unsqueeze(1) - turns).flatten()[granted].amin()
-        # What an earlier q asked for and batches of different samples cannot hold is forgiven.
         behind[chosen] = owed - times
-        self.debt = torch.minimum(behind, least)
+        self.debt = behind
         return drawn.reshape(size, batches).T.contiguous()
 
     def _order(self, behind: Tensor, generator: torch.Generator | None) -> Tensor:

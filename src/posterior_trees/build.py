@@ -3,7 +3,15 @@
 from typing import Any
 
 from posterior_trees.data.registry import terms_of
-from posterior_trees.measure import Colorize, Denoise, Downsample, Inpaint, Measurement, Paired
+from posterior_trees.measure import (
+    Colorize,
+    Denoise,
+    Downsample,
+    Inpaint,
+    Measurement,
+    Paired,
+    is_same,
+)
 from posterior_trees.networks.residual import ResidualUNet
 from posterior_trees.networks.unet import UNet
 from posterior_trees.predictor import TreePredictor
@@ -18,6 +26,15 @@ def build_measurement(recipe: Recipe) -> Measurement:
                 "measurement.kind 'inpaint' needs rows = [first, last], columns = [first, last] "
                 "and of = [height, width]"
             )
+        for name, (first, last), side in (
+            ("rows", spec.rows, spec.of[0]),
+            ("columns", spec.columns, spec.of[1]),
+        ):
+            if not 0 <= first <= last < side:
+                raise RecipeError(
+                    f"measurement.{name} is [{first}, {last}]; of images with {side} {name} "
+                    f"(measurement.of) they are the first and the last hidden, 0 to {side - 1}"
+                )
         size = data.size or spec.of
         return Inpaint.box(
             (spec.rows[0], spec.rows[1]),
@@ -83,3 +100,21 @@ def terms(recipe: Recipe) -> dict[str, str]:
     nothing about data of your own."""
     found = terms_of(recipe.data.name)
     return {"terms": found} if found else {}
+
+
+def check_own(predictor: TreePredictor, recipe: Recipe) -> None:
+    """Refuse a predictor that contradicts the recipe, which is saved with the run and says what to
+    measure and which tree it is."""
+    tree = (recipe.tree.branching,) * recipe.tree.depth
+    if predictor.branching != tree:
+        raise ValueError(
+            f"the predictor has the layout {predictor.branching}, the recipe {tree}: give wrap the "
+            "recipe's branching and depth, or the recipe the predictor's"
+        )
+    wanted = build_measurement(recipe)
+    if not is_same(predictor.measurement, wanted):
+        raise ValueError(
+            f"the predictor's measurement ({type(predictor.measurement).__name__}) is not the "
+            f"recipe's ({type(wanted).__name__}, by [measurement]), or hides something else: give "
+            "wrap measurement=build_measurement(recipe), from posterior_trees.build"
+        )

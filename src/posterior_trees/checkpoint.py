@@ -82,9 +82,11 @@ def export_model(
     file: str | PathLike[str],
     dtype: torch.dtype = torch.bfloat16,
     scores: dict[str, Any] | None = None,
+    predictor: TreePredictor | None = None,
 ) -> None:
-    """Write a model for others to use: weights in `dtype`, and its test scores in its card."""
-    predictor = load(model, device="cpu")
+    """Write a model for others to use: weights in `dtype`, and its test scores in its card. It is
+    loaded already where a `predictor` is given."""
+    predictor = predictor or load(model, device="cpu")
     about = dict(predictor.about)
     if scores:  # a card names the model, not the folder it lay in when it was scored
         about["test"] = scores | {"model": Path(scores["model"]).name}
@@ -147,7 +149,8 @@ def load_weights(network: torch.nn.Module, weights: dict, origin: str) -> None:
     if difference := _difference(network, weights):
         raise ModelError(
             f"{origin} has another layout than its recipe: {difference}. "
-            "Trained with a predictor of your own? Give it: load(…, predictor=mine)"
+            "Trained with a predictor of your own? Give it: load(…, predictor=mine), or "
+            "--predictor MODULE:FUNCTION on the command line"
         )
     network.load_state_dict(weights)
 

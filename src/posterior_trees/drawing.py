@@ -5,6 +5,7 @@ $P_{ij} = p(\text{leaf } i \mid \text{sample } j)$ transposed, one row per sampl
 makes of their q one that batches of different samples can serve.
 """
 
+import functools
 import math
 
 import torch
@@ -30,10 +31,10 @@ def closed_form(
     `gram` is $P P^\top$, if it is known.
     """
     samples, leaves = conditional.shape
-    system = conditional.T @ conditional if gram is None else gram.clone()
-    system.diagonal().add_(ridge * samples / leaves)
-    factor = torch.linalg.cholesky_ex(system).L
-    q = conditional @ torch.cholesky_solve(torch.ones_like(system[:, :1]), factor)[:, 0]
+    gram = conditional.T @ conditional if gram is None else gram
+    eye, ones = _eye_and_ones(leaves, gram.device)
+    factor = torch.linalg.cholesky_ex(torch.add(gram, eye, alpha=ridge * samples / leaves)).L
+    q = conditional @ torch.cholesky_solve(ones, factor)[:, 0]
     return _lift(torch.sub(q, q.mean(), alpha=floor), floor)  # the scale of q falls out
 
 
@@ -93,13 +94,23 @@ def limit_shares(q: Float64[Tensor, "samples"], size: int) -> Float64[Tensor, "s
     $q^*$, and equal to it where k samples are at the limit: so the c that makes it 1 is at most
     the right one, and that is the largest. No more than B samples can be at the limit.
     """
-    most = min(size, len(q) - 1)
-    if most < 1:
+    slope, offset = _rows_of_limits(len(q), size, q.device)
+    if not len(slope):
         return q
-    k = torch.arange(1, most + 1, dtype=q.dtype, device=q.device)
-    excess = q.topk(most).values.cumsum(0).sub_(k, alpha=1.0 / size)
-    shift = excess.div_(len(q) - k).amax().clamp_min_(0.0)
+    shift = torch.addcmul(offset, q.topk(len(slope)).values.cumsum_(0), slope).amax()
     return (q + shift).clamp_max_(1.0 / size)
+
+
+@functools.lru_cache(maxsize=8)
+def _rows_of_limits(
+    samples: int, size: int, device: torch.device
+) -> tuple[Float64[Tensor, "k"], Float64[Tensor, "k"]]:
+    """1/(N - k) and -k/B/(N - k) for k = 1, 2, … and, at the end, for the c = 0 of k = 0."""
+    most = min(size, samples - 1)
+    k = torch.arange(1, most + 1, dtype=torch.float64)
+    slope = 1.0 / (samples - k)
+    none = slope.new_zeros(min(1, most))
+    return torch.cat([slope, none]).to(device), torch.cat([-k / size * slope, none]).to(device)
 
 
 class _Ray:
@@ -136,5 +147,19 @@ class _Ray:
 def _lift(excess: Tensor, floor: float) -> Tensor:
     """q from what exceeds the floor, in any unit: that on top of the floor, and all sums to 1."""
     spare = excess.clamp_min(0.0)
-    least = spare.new_full((), floor / len(spare))
+    least = _constant(floor / len(spare), spare.device)
     return torch.addcdiv(least, spare, spare.sum(), value=1.0 - floor)
+
+
+@functools.lru_cache(maxsize=8)
+def _constant(value: float, device: torch.device) -> Float64[Tensor, ""]:
+    """Kept where it is used: each launch counts."""
+    return torch.tensor(value, dtype=torch.float64, device=device)
+
+
+@functools.lru_cache(maxsize=8)
+def _eye_and_ones(
+    leaves: int, device: torch.device
+) -> tuple[Float64[Tensor, "leaves leaves"], Float64[Tensor, "leaves 1"]]:
+    eye = torch.eye(leaves, dtype=torch.float64, device=device)
+    return eye, eye.new_ones(leaves, 1)

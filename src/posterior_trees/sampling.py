@@ -24,7 +24,7 @@ from posterior_trees.baselines.reverse import denoising
 from posterior_trees.baselines.spec import BaselineSpec, spec_from_facts, spec_to_facts
 from posterior_trees.build import build_measurement
 from posterior_trees.checkpoint import ModelError, best_device, find_model, load_weights
-from posterior_trees.measure import Denoise, Inpaint, Measurement, Paired
+from posterior_trees.measure import Denoise, Measurement, Paired, is_same
 from posterior_trees.recipe import (
     Recipe,
     RecipeError,
@@ -141,7 +141,7 @@ class Baseline:
         return ((samples + 1) / 2).clamp(0, 1), denoise.evaluations
 
     def _check_trained_for(self, measurement: Measurement) -> None:
-        if self.spec.kind == "prior" or any(_is_same(measurement, m) for m in self.measurements):
+        if self.spec.kind == "prior" or any(is_same(measurement, m) for m in self.measurements):
             return
         raise ValueError(
             f"this {self.spec.kind} model was not trained for this measurement "
@@ -156,16 +156,6 @@ def build_measurements(recipe: Recipe, spec: BaselineSpec) -> list[Measurement]:
     if len(measurements) > 1 and any(isinstance(m, Denoise | Paired) for m in measurements):
         raise RecipeError("baseline.also can only join inpaint, colorize and downsample")
     return measurements
-
-
-def _is_same(one: Measurement, other: Measurement) -> bool:
-    """Whether two measurements hide the same things."""
-    if isinstance(one, Inpaint) and isinstance(other, Inpaint):
-        return torch.equal(one.hole, other.hole)
-    if isinstance(one, Paired) and isinstance(other, Paired):
-        return True
-    numbers = [(getattr(m, "factor", None), getattr(m, "sigma", None)) for m in (one, other)]
-    return type(one) is type(other) and numbers[0] == numbers[1]
 
 
 def _check_options(method: str, options: dict[str, Any]) -> None:

@@ -47,9 +47,12 @@ def write_bytes(path: Path, content: bytes) -> None:
             Path(temporary).unlink(missing_ok=True)
             raise
     except OSError as error:
+        fix = "Free some space, or choose another folder"
+        if not path.parent.is_dir():
+            fix = f"There is no folder {path.parent}: make it, or choose another"
         raise StoreError(
             f"could not write {path} ({error.strerror or error}); "
-            "what was there before is untouched. Free some space, or choose another folder"
+            f"what was there before is untouched. {fix}"
         ) from error
 
 

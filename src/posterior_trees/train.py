@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from lightning_fabric import Fabric
 
-from posterior_trees.build import build_predictor
+from posterior_trees.build import build_predictor, check_own
 from posterior_trees.checkpoint import provenance, save_model, start_from
-from posterior_trees.data import ImageSet, grid_patches, load_split
+from posterior_trees.data import ImageSet, fingerprint, grid_patches, load_split
 from posterior_trees.evaluate import validate
 from posterior_trees.pictures.magnification import region_quantiles
 from posterior_trees.pictures.picture import brightness_range
@@ -59,7 +59,10 @@ def fit(
     end of the run (`training/calibrate.py`); the predictor returned is as trained.
     """
     torch.manual_seed(recipe.seed)
-    predictor = predictor or build_predictor(recipe)
+    if predictor is None:
+        predictor = build_predictor(recipe)
+    else:
+        check_own(predictor, recipe)
     if start is not None:
         start_from(predictor, start)
     fabric = make_fabric(recipe, accelerator, devices)
@@ -119,7 +122,7 @@ class Trainer:
         self.total_steps = self.learner.total_steps
         self.step, self.seconds, self.saved_at = 0, 0.0, time.monotonic()
         self.best = math.inf
-        self.image_facts: dict[str, list[float]] = {}
+        self.image_facts: dict[str, Any] = {}
         if recipe.training.calibrate:  # a network that cannot be calibrated is refused now
             find_layer(self.predictor, self.validation, recipe.seed)
 
@@ -201,6 +204,7 @@ class Trainer:
             {
                 "step": self.step,
                 "seconds": self.seconds,
+                "images": {"count": len(self.train), "names": fingerprint(self.train.names)},
                 "best": self.best if math.isfinite(self.best) else None,
                 **self.learner.state_dict(),
                 "balancer": self.balancer.state_dict(),
@@ -215,6 +219,13 @@ class Trainer:
         if state is None:
             self.run.rewind(0)
             return
+        known = state.get("images")
+        if known and known["names"] != fingerprint(self.train.names):
+            raise RunError(
+                f"{self.run.folder} was begun with {known['count']} other training images (there "
+                f"are {len(self.train)} now; files were added, removed or renamed): bring them "
+                "back to continue it, or begin a new run with another --out"
+            )
         self.step, self.seconds = state["step"], state["seconds"]
         self.best = math.inf if state["best"] is None else state["best"]
         self.learner.load_state_dict(state)
@@ -241,6 +252,7 @@ class Trainer:
         if not self.image_facts:
             brightness = brightness_range(self.train, self.predictor.measurement)
             self.image_facts["input_brightness"] = brightness
+            self.image_facts["train_names"] = fingerprint(self.train.names)
             if regions := region_quantiles(self.train):
                 self.image_facts["region_pixels"] = regions
         facts = {"epochs": self.step / self.steps_per_epoch, "step": self.step}

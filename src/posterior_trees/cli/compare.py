@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from posterior_trees.cli.baselines import parse_options
-from posterior_trees.cli.words import add_data, count
+from posterior_trees.cli.words import add_data, add_model, count, load_model
 
 
 def add_compare(commands: Any) -> None:
@@ -23,7 +23,7 @@ def add_compare(commands: Any) -> None:
         "NAME=RUN:repaint:steps=100,resamplings=3, or NAME=FOLDER with anybody's samples of what "
         "--inputs writes (docs/compare.md).",
     )
-    parser.add_argument("model", metavar="MODEL", help="ours: a name, a run folder or a file")
+    add_model(parser)
     parser.add_argument("--method", action="append", default=[], metavar="METHOD", dest="methods",
                         help="what to compare with; repeat it")  # fmt: skip
     add_data(parser)
@@ -81,13 +81,16 @@ def run_compare(arguments: argparse.Namespace) -> None:
 
 def choose(arguments: argparse.Namespace) -> tuple[Any, Any, Any]:
     """The model's recipe, the model, and the images that all methods get."""
-    from posterior_trees.checkpoint import load, load_recipe
+    from posterior_trees.checkpoint import load_recipe
     from posterior_trees.compare.methods import choose_inputs
-    from posterior_trees.data import load_evaluation
+    from posterior_trees.data import describe_other_images, load_evaluation
 
     recipe = load_recipe(arguments.model)
-    predictor = load(arguments.model, arguments.device)
+    predictor = load_model(arguments, arguments.device)
     images = load_evaluation(recipe.data, arguments.data, arguments.split)
+    known = predictor.about.get("train_names")
+    if doubt := describe_other_images(recipe.data, arguments.data, known):
+        print(f"ptrees compare: {doubt}", file=sys.stderr)
     return recipe, predictor, choose_inputs(predictor, images, arguments.images, arguments.seed)
 
 

@@ -2,7 +2,6 @@
 
 import argparse
 import contextlib
-import importlib
 import socket
 import sys
 import threading
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from posterior_trees.cli.picture import add_adjustment
-from posterior_trees.cli.words import add_model
+from posterior_trees.cli.words import add_model, find_function, load_model
 
 PORT = 8765
 
@@ -38,7 +37,6 @@ def add_explore(commands: Any) -> None:
 
 
 def run_explore(arguments: argparse.Namespace) -> None:
-    from posterior_trees import load
     from posterior_trees.explore.start import describe_start, model_card, title_of
     from posterior_trees.pictures.adjust import Adjustment, refuse_with_digit
     from posterior_trees.pictures.size import check_scale
@@ -46,7 +44,7 @@ def run_explore(arguments: argparse.Namespace) -> None:
     adjustment = Adjustment.of(arguments.levels, arguments.gamma, arguments.invert)
     if arguments.digit:
         refuse_with_digit(adjustment, scale=arguments.scale)
-    predictor = load(arguments.model)
+    predictor = load_model(arguments)
     check_scale(arguments.scale, predictor.measurement)
     measures = dict(load_measure(name) for name in arguments.measure)
     examples = describe_start(
@@ -129,15 +127,7 @@ def split_rival(text: str) -> tuple[str, Path]:
 
 
 def load_measure(text: str) -> tuple[str, Any]:
-    """The function of `module:function`, under the function's name."""
-    module, _, function = text.partition(":")
-    try:
-        found = getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ValueError(
-            f"--measure {text}: {error}; write MODULE:FUNCTION, such as "
-            "posterior_trees.explore.measures:count_bright"
-        ) from None
-    if not callable(found):
-        raise ValueError(f"--measure {text}: {function} is not a function")
-    return function.replace("_", " "), found
+    """The function of `module:function`, under the function's name, such as that of
+    posterior_trees.explore.measures:count_bright."""
+    found = find_function("--measure", text)
+    return text.partition(":")[2].replace("_", " "), found

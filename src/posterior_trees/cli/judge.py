@@ -2,10 +2,11 @@
 heavy imports inside."""
 
 import argparse
+import sys
 from pathlib import Path
 from typing import Any
 
-from posterior_trees.cli.words import SPLITS, add_data, add_model, count, data_folder
+from posterior_trees.cli.words import SPLITS, add_data, add_model, count, data_folder, load_model
 
 SEEN_APART = 0.25
 """Pixels between the truth and the root of pairs from which on `evaluate` speaks of it."""
@@ -33,16 +34,27 @@ def add_figure(commands: Any) -> None:
     figure.set_defaults(run=run_figure)
 
 
+def load_judged(arguments: argparse.Namespace) -> tuple[Any, Any, Any]:
+    """A model's recipe, the model and the images of a split; a message if these may not be what
+    they are called."""
+    from posterior_trees.checkpoint import load_recipe
+    from posterior_trees.data import describe_other_images, load_evaluation
+
+    recipe, predictor = load_recipe(arguments.model), load_model(arguments)
+    folder = data_folder(arguments)
+    images = load_evaluation(recipe.data, folder, arguments.split)
+    if doubt := describe_other_images(recipe.data, folder, predictor.about.get("train_names")):
+        print(f"ptrees {arguments.command}: {doubt}", file=sys.stderr)
+    return recipe, predictor, images
+
+
 def run_evaluate(arguments: argparse.Namespace) -> None:
-    from posterior_trees.checkpoint import load, load_recipe
-    from posterior_trees.data import load_evaluation
     from posterior_trees.evaluate import report, score, seconds_per_image
     from posterior_trees.metrics import information
     from posterior_trees.progress import track
     from posterior_trees.store import write_json
 
-    recipe, predictor = load_recipe(arguments.model), load(arguments.model)
-    images = load_evaluation(recipe.data, data_folder(arguments), arguments.split)
+    recipe, predictor, images = load_judged(arguments)
     if arguments.limit is not None:
         images = images.subset(range(min(arguments.limit, len(images))))
     batch_size = recipe.training.evaluation_batch
@@ -61,12 +73,9 @@ def run_evaluate(arguments: argparse.Namespace) -> None:
 
 
 def run_figure(arguments: argparse.Namespace) -> None:
-    from posterior_trees.checkpoint import load, load_recipe
-    from posterior_trees.data import load_evaluation
     from posterior_trees.examples import save_examples
 
-    recipe, predictor = load_recipe(arguments.model), load(arguments.model)
-    images = load_evaluation(recipe.data, data_folder(arguments), arguments.split)
+    recipe, predictor, images = load_judged(arguments)
     save_examples(
         arguments.out,
         predictor,

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from posterior_trees.cli.picture import add_adjustment
-from posterior_trees.cli.words import add_model
+from posterior_trees.cli.words import add_model, load_model
 
 if TYPE_CHECKING:
     from posterior_trees.tree import Tree
@@ -45,7 +45,6 @@ def add_export(commands: Any) -> None:
 
 
 def run_predict(arguments: argparse.Namespace) -> None:
-    from posterior_trees.checkpoint import load
     from posterior_trees.cli import print_paths
     from posterior_trees.pictures.count import describe_counting
     from posterior_trees.predict import PictureError, predict_files
@@ -54,7 +53,7 @@ def run_predict(arguments: argparse.Namespace) -> None:
     def warn(message: str) -> None:
         print(f"ptrees predict: {message}", file=sys.stderr)
 
-    predictor = load(arguments.model)
+    predictor = load_model(arguments)
     remark = describe_counting(predictor) if arguments.count else ""
     if remark:
         warn(remark)
@@ -119,7 +118,7 @@ def run_export(arguments: argparse.Namespace) -> None:
     from posterior_trees.checkpoint import export_model
 
     dtype = getattr(torch, arguments.dtype or "bfloat16")
-    export_model(arguments.model, arguments.out, dtype, scores)
+    export_model(arguments.model, arguments.out, dtype, scores, load_model(arguments, "cpu"))
     print(f"{arguments.out} ({arguments.out.stat().st_size / 1e6:.1f} MB)")
 
 
@@ -137,14 +136,13 @@ def read_scores(file: Path) -> dict[str, Any]:
 
 
 def export_onnx(arguments: argparse.Namespace, scores: dict | None) -> None:
-    from posterior_trees.checkpoint import load
     from posterior_trees.onnx_export import describe_graph, save_onnx
 
     if arguments.dtype == "bfloat16":
         raise ValueError("--dtype is bfloat16; an ONNX file has float32: leave --dtype out")
     if scores:
         raise ValueError("--scores go into the card of a safetensors file: use --out")
-    predictor = load(arguments.model, device="cpu")
+    predictor = load_model(arguments, "cpu")
     save_onnx(predictor, arguments.onnx)
     print(f"{arguments.onnx} ({arguments.onnx.stat().st_size / 1e6:.1f} MB)")
     print(describe_graph(predictor))

@@ -7,12 +7,16 @@ numbers ends at the first other word.
 """
 
 import argparse
+import importlib
 import os
 import shlex
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from posterior_trees.predictor import TreePredictor
 
 SPLITS = ("train", "validation", "test")
 MODEL = "a name (digits, cells), a run folder or a file"
@@ -79,7 +83,40 @@ def count(text: str) -> int:
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:
+    """MODEL, and `--predictor` for one that was trained around a network of the user's own."""
     parser.add_argument("model", metavar="MODEL", help=MODEL)
+    parser.add_argument("--predictor", metavar="MODULE:FUNCTION", help="what makes the predictor "
+                        "of a model with a network of your own, as `fit` got it")  # fmt: skip
+
+
+def load_model(arguments: argparse.Namespace, device: str | None = None) -> "TreePredictor":
+    """The predictor of MODEL."""
+    from posterior_trees.checkpoint import load
+    from posterior_trees.predictor import TreePredictor
+
+    if not arguments.predictor:
+        return load(arguments.model, device)
+    made = find_function("--predictor", arguments.predictor)()
+    if not isinstance(made, TreePredictor):
+        raise ValueError(
+            f"--predictor {arguments.predictor} made a {type(made).__name__}; it must return what "
+            "`fit` got, a TreePredictor (of `wrap`)"
+        )
+    return load(arguments.model, device, predictor=made)
+
+
+def find_function(option: str, text: str) -> Callable[..., Any]:
+    """The function of `module:function`; a module may lie in the present folder."""
+    module, _, name = text.partition(":")
+    if (here := os.getcwd()) not in sys.path:
+        sys.path.append(here)
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(f"{option} {text}: {error}; write MODULE:FUNCTION") from None
+    if not callable(found):
+        raise ValueError(f"{option} {text}: {name} is not a function")
+    return found
 
 
 def add_data(parser: argparse.ArgumentParser) -> None:

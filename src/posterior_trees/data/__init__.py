@@ -10,9 +10,16 @@ from posterior_trees.data.edges import draw_edges, store_edges
 from posterior_trees.data.errors import DataError
 from posterior_trees.data.idx import read_idx
 from posterior_trees.data.imageset import ImageSet, evenly_spaced
-from posterior_trees.data.load import check_spec, find_folder, load_evaluation, load_split
+from posterior_trees.data.load import (
+    check_spec,
+    describe_other_images,
+    find_folder,
+    load_evaluation,
+    load_split,
+)
 from posterior_trees.data.patches import grid_patches
 from posterior_trees.data.report import Row, report, status
+from posterior_trees.data.splits import fingerprint
 from posterior_trees.data.stream import StreamedImageSet
 
 __all__ = [
@@ -24,10 +31,12 @@ __all__ = [
     "augment",
     "check_augmentations",
     "check_spec",
+    "describe_other_images",
     "download",
     "draw_edges",
     "evenly_spaced",
     "find_folder",
+    "fingerprint",
     "grid_patches",
     "load_evaluation",
     "load_split",

@@ -27,7 +27,7 @@ from posterior_trees.data.patches import cover, grid_patches
 from posterior_trees.data.pictures import Picture, list_pairs, list_pictures, read_headers, reader
 from posterior_trees.data.registry import what_to_put
 from posterior_trees.data.shift import with_shift
-from posterior_trees.data.splits import bounds, check_split, empty, split_names
+from posterior_trees.data.splits import bounds, check_split, empty, fingerprint, split_names
 from posterior_trees.data.stream import StreamedImageSet
 
 
@@ -79,6 +79,22 @@ def load_split(
     folder = find_folder(folder)
     if spec.kind == "idx":
         return _load_idx(spec, folder, split)
+    archive, pictures, names = _list(spec, folder, split)
+    streamed = _stream(spec, archive, pictures, names)
+    if spec.kind == "edges":
+        streamed.read = with_edges(streamed.read, folder, spec.name)
+    if any(spec.shift):
+        streamed.read = with_shift(streamed.read, spec.shift)
+    limit = free_bytes() // 2 if resident_limit_bytes is None else resident_limit_bytes
+    if streamed.nbytes > limit:
+        return streamed
+    return streamed.load(f"{len(names)} {split} images of {spec.name}")
+
+
+def _list(
+    spec: DataSpec, folder: Path, split: str
+) -> tuple[Archive, dict[str, Picture], list[str]]:
+    """Where image files lie, all of them, and the names of those of a split."""
     archive = open_archive(folder, spec.name)
     if archive is None:
         raise DataError(what_to_put(spec.name, folder, spec.kind, (spec.inputs, spec.targets)))
@@ -90,15 +106,25 @@ def load_split(
     names = split_names(
         list(pictures), split, by=spec.split, validation=spec.validation, test=spec.test
     )
-    streamed = _stream(spec, archive, pictures, names)
-    if spec.kind == "edges":
-        streamed.read = with_edges(streamed.read, folder, spec.name)
-    if any(spec.shift):
-        streamed.read = with_shift(streamed.read, spec.shift)
-    limit = free_bytes() // 2 if resident_limit_bytes is None else resident_limit_bytes
-    if streamed.nbytes > limit:
-        return streamed
-    return streamed.load(f"{len(names)} {split} images of {spec.name}")
+    return archive, pictures, names
+
+
+def describe_other_images(
+    spec: DataSpec, folder: str | os.PathLike[str] | None, trained: str | None
+) -> str:
+    """What to beware of where the folder's training images are not those whose `fingerprint` a
+    model keeps: the split goes by sorted names, so that others may have changed sides. Empty if
+    they are, or nobody knows."""
+    if trained is None or spec.kind == "idx":
+        return ""
+    _, _, names = _list(spec, find_folder(folder), "train")
+    if fingerprint(names) == trained:
+        return ""
+    return (
+        f"the images of {spec.name!r} are not those of the training: files were added, removed or "
+        "renamed since, which moves others between the splits. Some of these may have been "
+        "trained on, and look better than they should"
+    )
 
 
 def load_evaluation(spec: DataSpec, folder: str | os.PathLike[str] | None, split: str) -> ImageSet:

@@ -5,6 +5,7 @@ $\lfloor n f_{\text{validation}} \rceil$ before them the validation split, and t
 (fractions above 0 take at least one). The same files give the same splits on every machine.
 """
 
+import hashlib
 from collections.abc import Sequence
 from itertools import groupby
 from pathlib import PurePosixPath
@@ -12,6 +13,11 @@ from pathlib import PurePosixPath
 from posterior_trees.data.errors import DataError
 
 SPLITS = ("train", "validation", "test")
+
+
+def fingerprint(names: Sequence[str]) -> str:
+    """Of the names of a split: a model keeps that of its training images."""
+    return hashlib.sha256("\n".join(names).encode()).hexdigest()[:16]
 
 
 def split_names(

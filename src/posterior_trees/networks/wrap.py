@@ -37,10 +37,21 @@ class Backbone(nn.Module):
 
     def forward(self, y: Float[Tensor, "b c h w"]) -> Leaves:
         maps = self.backbone(y)
-        if maps.shape[1] != self.features:
+        if not isinstance(maps, Tensor):
             raise ValueError(
-                f"the backbone returned {maps.shape[1]} feature maps, but was wrapped with "
-                f"features={self.features}"
+                f"the backbone returned a {type(maps).__name__}; wrap one that returns its feature "
+                "maps alone, a tensor (b, features, h, w)"
+            )
+        if maps.ndim != 4 or maps.shape[1] != self.features:
+            raise ValueError(
+                f"the backbone returned {tuple(maps.shape)}, but was wrapped with "
+                f"features={self.features}: it must return (b, {self.features}, h, w)"
+            )
+        if maps.shape[2:] != y.shape[2:]:
+            raise ValueError(
+                f"the backbone returned maps of {maps.shape[2]}×{maps.shape[3]} for a picture of "
+                f"{y.shape[2]}×{y.shape[3]}; they must have its size: give its convolutions "
+                "padding, undo its strides, or wrap it with the `multiple` that its sides must be"
             )
         images = self.to_image(maps).unflatten(1, (self.num_leaves, self.channels))
         return Leaves(images, self.head([maps]))

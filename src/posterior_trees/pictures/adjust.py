@@ -34,6 +34,8 @@ SLACK = 0.001
 """How far rounding may push a pixel, or a mean, out of its limits."""
 TAIL = 0.001
 """The share of the pixels that are beyond a picture's own levels, at each end."""
+DIM = 0.5
+"""A 16-bit file whose values end below this share of its range has levels of its own."""
 ROOT = 0.5
 """The gamma of a square root, which makes the noise of a camera the same at all brightnesses."""
 
@@ -158,7 +160,8 @@ def _remedies(stored: Stored, done: Adjustment) -> Iterator[tuple[str, Adjustmen
     """Other adjustments, the likeliest first: who gave levels knows which end is black."""
     words = ("Exchanging black and white (--invert)", "Black and white as they are (no --invert)")
     inverted = words[done.is_inverted], done._replace(is_inverted=not done.is_inverted)
-    if done.levels is None:
+    is_dim = stored.dtype == np.uint16 and stored.max() < DIM * 65535  # of 12 bits, say
+    if done.levels is None and not is_dim:
         yield inverted
     own, other = _own_levels(stored), ROOT if done.gamma == 1 else 1.0
     if own is not None and own != done.levels:
@@ -166,6 +169,8 @@ def _remedies(stored: Stored, done: Adjustment) -> Iterator[tuple[str, Adjustmen
         yield text, done._replace(levels=own)
         text = f"{text[:-1]} --gamma {other:g})"
         yield text, done._replace(levels=own, gamma=other)
+    if done.levels is None and is_dim:
+        yield inverted
     if done.levels is not None:
         yield f"Another gamma (--gamma {other:g})", done._replace(gamma=other)
         yield inverted

@@ -92,12 +92,14 @@ def idle_options(recipe: Recipe) -> list[str]:
     has_rate = any(loss.rate) and loss.seeds > 0 and loss.epsilon_start < epochs
     guided = loss.epsilon_start + loss.seeds
     late = [
+        ("annealing", True, loss.epsilon_start, "loss.epsilon_start"),
         ("loss.seeds", loss.seeds > 0, loss.epsilon_start, "loss.epsilon_start"),
         ("loss.rate", has_rate, guided, "loss.seeds, which guide until then"),
         ("the balancer", balancer.is_on, balancer.start, "balancer.start"),
     ]
     return [
         f"{name} acts after {start:g} epochs, the run has {epochs}: lower {key}, or train longer"
+        + (" (until then all leaves learn the same)" if name == "annealing" else "")
         for name, is_asked, start, key in late
         if recipe.tree.depth and is_asked and start >= epochs
     ]
