@@ -33,13 +33,13 @@ import torch
 from jaxtyping import Float, Float64, Int, Int64
 from torch import Tensor
 
+from posterior_trees.batching import put_in_order, sweep, take_furthest_behind
 from posterior_trees.drawing import closed_form, exact_form, limit_shares
-from posterior_trees.seeding import make_marks, shake
+from posterior_trees.seeding import make_marks
 
 REBASE_EPOCHS = 32  # stored counts double every epoch; this often they are scaled back
 AT_ONCE = 1024  # samples counted together: each is compared with each, to find repeated ones
 GRAM_UPDATES = 2000  # the running P Pᵀ is recomputed this often, against drift
-DIGITS = 9  # of a draw; smaller differences are no preference, and leave bits for a random order
 TENSORS = ("conditional", "totals", "gram", "debt", "dual")
 OPTIONAL = ("in_force", "ahead")
 NUMBERS = ("age", "updates", "due", "active")
@@ -232,56 +232,18 @@ class LeafBalancer:
     def _next(self, q: Tensor, size: int, generator: torch.Generator | None) -> Tensor:
         """A batch; greedy ones are drawn ahead, as many as share this q."""
         if not self.greedy:
-            return self._sweep(q, size, generator)
+            return sweep(q, size, self._marks, generator)
         if self.window:
             behind = self.num_samples * (q - self.totals / self.totals.sum().clamp_min(1e-300))
-            return self._order(behind, generator).topk(size).indices
+            return put_in_order(behind, self._marks, generator).topk(size).indices
         if self.ahead is not None and self.ahead.shape[1] != size:
             self._put_back()
         if self.ahead is None:
-            self.ahead = self._draw(q, size, self.due, generator)
+            self.debt = torch.add(self.debt, q, alpha=self.due * size)
+            self.ahead = take_furthest_behind(self.debt, size, self.due, self._marks, generator)
         batch, rest = self.ahead[0], self.ahead[1:]
         self.ahead = rest if len(rest) else None
         return batch
-
-    def _sweep(self, q: Tensor, size: int, generator: torch.Generator | None) -> Tensor:
-        """Systematic sampling: lay the samples in random order along a line, each as long as size
-        times its q, at most 1, and take those under marks at distances of 1."""
-        order = shake(self._marks, generator).argsort()
-        start = shake(self._marks[:1], generator).to(q.dtype).mul_(2.0**-64).add_(0.5)
-        ends = q[order].mul_(size).cumsum(0)
-        marks = torch.arange(size, device=q.device).add(start)
-        return order[torch.searchsorted(ends, marks, right=True).clamp_max_(len(q) - 1)]
-
-    def _draw(
-        self, q: Tensor, size: int, batches: int, generator: torch.Generator | None
-    ) -> Int64[Tensor, "batches b"]:
-        """Batches of those furthest behind, each of different samples; who is owed x draws competes
-        with x, x - 1, x - 2, … for places in as many of them."""
-        behind = torch.add(self.debt, q, alpha=batches * size)
-        order = self._order(behind, generator)
-        chosen = order.topk(min(batches * size, self.num_samples)).indices
-        owed = behind[chosen]
-        if batches == 1:
-            drawn, times = chosen, 1.0
-        else:
-            turns = torch.arange(batches, device=q.device)
-            wishes = (order[chosen].unsqueeze(1) - turns).flatten()
-            # In order of samples, so that those of one go to different batches.
-            granted = wishes.topk(batches * size).indices.sort().values
-            drawn = chosen[granted // batches]
-            times = (
-                torch.zeros_like(wishes).index_fill_(0, granted, 1.0).reshape(-1, batches).sum(1)
-            )
-        behind[chosen] = owed - times
-        self.debt = behind
-        return drawn.reshape(size, batches).T.contiguous()
-
-    def _order(self, behind: Tensor, generator: torch.Generator | None) -> Tensor:
-        """How far samples are behind, with equals in random order: luck is at most a quarter of the
-        last digit that counts."""
-        luck = shake(self._marks, generator)
-        return behind.round(decimals=DIGITS).add_(luck, alpha=2.0**-65 * 0.1**DIGITS)
 
     def _put_back(self) -> None:
         """What was drawn ahead and will not be asked for was never owed, nor drawn."""

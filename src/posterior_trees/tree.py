@@ -3,7 +3,7 @@ r"""The tree of answers: the only currency after the network.
 A tree of branching $K$ and depth $d$ holds $K^\ell$ nodes at level $\ell$. Every node is an image
 (the conditional mean of a cluster of plausible answers) and the probability of that cluster. Level
 0 is the root, the posterior mean; the children of node $i$ are nodes $Ki, \dots, Ki+K-1$ of the
-next level. This file is the only one that knows this order.
+next level. This file decides that order.
 
 A node may be *absent* (clustered samples leave some): its log-probability is $-\infty$, its image a
 copy of its parent's, and no path ever goes through it.
