@@ -18,7 +18,7 @@ from PIL import Image
 from posterior_trees import cli, store
 from posterior_trees.build import build_predictor
 from posterior_trees.checkpoint import save_model
-from posterior_trees.cli.training import darkness, describe_calibration
+from posterior_trees.cli.training import describe_calibration, oddities
 from posterior_trees.data import ImageSet
 from posterior_trees.recipe import parse_recipe, read_recipe
 
@@ -427,9 +427,23 @@ def test_a_calibration_is_told_in_one_line() -> None:
 def test_a_camera_s_bits_in_larger_numbers_are_noticed_before_training() -> None:
     dark = torch.full((70, 1, 2, 2), 4095, dtype=torch.int32).to(torch.uint16)
     light = torch.full((70, 1, 2, 2), 30, dtype=torch.uint8)
-    assert darkness(ImageSet(light)) == ""
-    assert "brightest training pixels are 6.2% (x) of white" in darkness(ImageSet(dark, light))
-    assert "6.2% (x) and 6.2% (y) of white" in darkness(ImageSet(dark, dark))
+    assert oddities(ImageSet(light)) == []
+    assert "brightest training pixels are 6.2% (x) of white" in oddities(ImageSet(dark, light))[0]
+    assert "6.2% (x) and 6.2% (y) of white" in oddities(ImageSet(dark, dark))[0]
+
+
+def test_images_with_nothing_to_predict_are_noticed_before_training() -> None:
+    x = torch.randint(256, (9, 3, 4, 4), dtype=torch.uint8)
+    assert oddities(ImageSet(x)) == oddities(ImageSet(x, 255 - x)) == []
+    (said,) = oddities(ImageSet(x[:, :1].expand(-1, 3, -1, -1).contiguous()))
+    assert "have no colour: their three channels are equal" in said
+    assert oddities(ImageSet(x, x)) == [
+        "inputs and targets are the same images: there is nothing to predict"
+    ]
+    x[8] = 255 - x[8]  # one that differs is enough
+    other = x.clone()
+    other[8] = 0
+    assert oddities(ImageSet(x, other)) == []
 
 
 def test_the_json_of_evaluate_has_exactly_the_documented_keys(ptrees, place, tmp_path) -> None:

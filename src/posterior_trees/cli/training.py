@@ -61,7 +61,7 @@ def run_train(arguments: argparse.Namespace) -> None:
     if is_first:
         held_out = f", {len(images[1])} to validate" if images[1] is not None else ""
         print(f"{len(images[0])} images to train on{held_out}", file=sys.stderr)
-        if warning := darkness(images[0]):
+        for warning in oddities(images[0]):
             print(f"warning: {warning}", file=sys.stderr)
     is_alone = arguments.devices == 1 and "WORLD_SIZE" not in os.environ
     with Progress(title, can_stop=is_alone, is_quiet=not is_first) as progress:
@@ -82,22 +82,33 @@ def run_train(arguments: argparse.Namespace) -> None:
         print_end(out, arguments.data)
 
 
-def darkness(images: "ImageSet") -> str:
-    """What is odd about a set that hardly uses its range, or nothing."""
+def oddities(images: "ImageSet") -> list[str]:
+    """What is odd about a training set: hardly any light, no colour, nothing to predict."""
     from posterior_trees.data import evenly_spaced
 
     brightest: dict[str, float] = {}
+    is_grey, is_same = images.shape[0] == 3, True
     for number in evenly_spaced(len(images), LOOKED_AT):
-        for name, pixels in zip(("x", "y"), images.batch([number]), strict=True):
+        x, y = images.batch([number])
+        for name, pixels in (("x", x), ("y", y)):
             if pixels is not None:
                 brightest[name] = max(brightest.get(name, 0.0), pixels.max().item())
-    dark = [f"{value:.1%} ({name})" for name, value in brightest.items() if value < DARK]
-    if not dark:
-        return ""
-    return (
-        f"the brightest training pixels are {' and '.join(dark)} of white. A camera's 12 bits in "
-        "16-bit files? Stretch the images first (docs/data.md)"
-    )
+        is_grey = is_grey and bool((x == x[:, :1]).all())
+        is_same = is_same and y is not None and y.shape == x.shape and bool((x == y).all())
+    found = []
+    if dark := [f"{value:.1%} ({name})" for name, value in brightest.items() if value < DARK]:
+        found.append(
+            f"the brightest training pixels are {' and '.join(dark)} of white. A camera's 12 bits "
+            "in 16-bit files? Stretch the images first (docs/data.md)"
+        )
+    if is_grey:
+        found.append(
+            "the training images have no colour: their three channels are equal. For grey images "
+            "set data.channels = 1"
+        )
+    if is_same:
+        found.append("inputs and targets are the same images: there is nothing to predict")
+    return found
 
 
 def print_end(run: Path, data: Path | None) -> None:

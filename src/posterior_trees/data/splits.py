@@ -59,7 +59,9 @@ def check_split(split: str, validation: float, test: float) -> None:
 
 def empty(split: str, n: int, things: str) -> str:
     """The message for a split with nothing in it."""
-    fix = "add images" if split == "train" else f"set data.{split} above 0 or add images"
+    fix = "add some, one for each split at least"
+    if split != "train":
+        fix = f"set data.{split} above 0 or add images"
     return f"the {split} split is empty: there are {n} {things}; {fix}"
 
 
