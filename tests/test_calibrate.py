@@ -304,7 +304,8 @@ def test_a_network_without_such_a_layer_is_refused_before_it_is_trained(
     tmp_path, recipe, blobs, has_layer
 ):
     mine = TreePredictor(Equal(has_layer), Denoise(0.1), branching=2, depth=1, channels=1)
-    chosen = recipe("training.calibrate=true")
+    denoise = ("measurement.kind=denoise", "measurement.sigma=0.1")
+    chosen = recipe("training.calibrate=true", *denoise)
     with pytest.raises(RunError, match=r"2 leaves.*ProbabilityHead.*training.calibrate=false"):
         fit(chosen, tmp_path, images=(blobs(8), blobs(8)), predictor=mine, accelerator="cpu")
     assert not (tmp_path / "log.jsonl").exists()
