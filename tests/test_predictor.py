@@ -1,6 +1,8 @@
 """The predictor: every node of every tree agrees with the measurement, whatever the weights."""
 
 import math
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -118,6 +120,21 @@ def test_wrong_channel_count_names_both():
     predictor = make_predictor(Colorize())
     with pytest.raises(ValueError, match=r"has 3 channels, this model takes 1"):
         predictor(noise(2, 3, 16, 16))
+
+
+def test_integers_are_not_taken_for_brightness():
+    """Outside the tests nothing checks types: 255 would be 255 times white."""
+    program = """
+import torch
+from posterior_trees import Denoise, TreePredictor, UNet
+predictor = TreePredictor(UNet(1, 1, 2, width=2), Denoise(0.1), branching=2, depth=1, channels=1)
+try:
+    predictor(torch.full((1, 1, 16, 16), 255, dtype=torch.uint8))
+except ValueError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert "y is torch.uint8; it must be floating-point numbers in [0, 1]: y / 255" in done.stdout
 
 
 def test_missing_batch_axis_is_named():

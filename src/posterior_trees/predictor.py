@@ -70,6 +70,11 @@ class TreePredictor(nn.Module):
 
     def view(self, y: Float[Tensor, "b *shape"]) -> Tensor:
         """What the network sees of `y`: an image padded to a size it can take."""
+        if not y.is_floating_point():
+            raise ValueError(
+                f"y is {y.dtype}; it must be floating-point numbers in [0, 1]: y / 255, or give "
+                "pictures to predictor.predict, which scales them"
+            )
         seen = self.measurement.view(y)
         if seen.ndim == 3:
             raise ValueError(f"y is {tuple(y.shape)}; a batch (b, c, h, w) is needed: give y[None]")
