@@ -493,6 +493,34 @@ def test_the_weighted_loss_is_unbiased_however_rare_a_leaf_is(
     assert effective[rare:].mean().item() == pytest.approx(1, abs=0.03)
 
 
+@pytest.mark.parametrize("options", [{}, {"greedy": False}])
+def test_a_batch_of_another_size_gets_a_q_that_it_can_serve(options: dict[str, Any]) -> None:
+    """In the middle of a period too; a state without the size goes on as it was."""
+    balancer = LeafBalancer(2, 64, refresh_every=4, **options)
+    everyone, generator = torch.arange(64), seeded()
+    leaf = (everyone < 4).long()
+    for _ in range(5):
+        balancer.update(everyone, leaf)
+    drawn, places = torch.zeros(64), 0
+    for step in range(1200):
+        size = (4, 4, 4, 32, 32)[step % 5]
+        indices = next(balancer.batches(size, generator))
+        assert len(indices.unique()) == size
+        assert balancer.in_force is not None
+        assert balancer.in_force.max() <= 1 / size + 1e-12
+        drawn.index_add_(0, indices, balancer.weights(indices))
+        places += size
+    assert balancer.debt.abs().max() < 20
+    for group in (leaf == 1, leaf == 0):
+        assert (drawn[group].mean() * 64 / places).item() == pytest.approx(1, abs=0.05)
+    state = balancer.state_dict()
+    del state["size"]
+    other = LeafBalancer(2, 64, refresh_every=4, **options)
+    other.load_state_dict(state)
+    following = [next(b.batches(32, seeded(3))) for b in (balancer, other)]
+    assert torch.equal(*following)
+
+
 @pytest.mark.parametrize("together", [1, 4])
 def test_nobody_falls_far_behind_whatever_q_asks(together: int) -> None:
     """A new q for every solution, some of them at the limit of what a batch can hold."""

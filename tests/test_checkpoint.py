@@ -207,7 +207,27 @@ def make():
 
 def nothing():
     return None
+
+def other():
+    return wrap(nn.Conv2d(1, 4, 1), features=4, channels=1, branching=3, depth=1)
+
+def broken():
+    return {}["x"]
 """
+
+
+def test_what_no_recipe_can_say_contradicts_none(tmp_path, recipe, blobs):
+    """Another branching on each level, and a measurement of one's own."""
+
+    class Dimmed(Denoise):
+        def forward(self, x, generator=None):
+            return 0.5 * super().forward(x, generator)
+
+    backbone = nn.Conv2d(1, 4, 3, padding=1)
+    mine = wrap(backbone, features=4, channels=1, branching=(3, 2), measurement=Dimmed(0.1))
+    fit(recipe("training.epochs=1"), tmp_path, images=(blobs(16), None), predictor=mine,
+        accelerator="cpu")  # fmt: skip
+    assert load(tmp_path, device="cpu", predictor=mine).branching == (3, 2)
 
 
 def test_commands_take_a_network_of_ones_own(tmp_path, blob_folder, monkeypatch, capsys):
@@ -215,6 +235,7 @@ def test_commands_take_a_network_of_ones_own(tmp_path, blob_folder, monkeypatch,
     monkeypatch.chdir(blob_folder)
     monkeypatch.setattr(sys, "path", [*sys.path])
     (blob_folder / "own_network.py").write_text(OWN)
+    (blob_folder / "no_python.py").write_text("def")
     sys.path.append(str(blob_folder))
     import own_network
 
@@ -238,6 +259,9 @@ def test_commands_take_a_network_of_ones_own(tmp_path, blob_folder, monkeypatch,
         (["run", "--predictor", "own_network:absent"], "write MODULE:FUNCTION"),
         (["run", "--predictor", "own_network:nothing"], "made a NoneType; it must return what"),
         (["run", "--predictor", "own_network:nn"], "nn is not a function"),
+        (["run", "--predictor", "own_network:other"], "the predictor has the layout (3,)"),
+        (["run", "--predictor", "own_network:broken"], "own_network:broken failed: KeyError: 'x'"),
+        (["run", "--predictor", "no_python:make"], "SyntaxError"),
     ):
         with pytest.raises(SystemExit):
             cli.main(["evaluate", *words, "--data", "."])

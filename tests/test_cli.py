@@ -243,17 +243,8 @@ MISTAKES = {
         "a folder that exists",
     ),
     "numbers into a file": (
-        [
-            "evaluate",
-            "model.safetensors",
-            "--data",
-            "data",
-            "--limit",
-            "2",
-            "--json",
-            "text.png/f.json",
-        ],
-        "text.png",
+        ["evaluate", "model.safetensors", "--data", "data", "--json", "text.png/f.json"],
+        "could not write text.png.f.json: its folder cannot be made",
     ),
     "no such download": (["data", "--data", "empty", "--download", "faces"], "only 'mnist' can"),
 }

@@ -126,15 +126,20 @@ def test_integers_are_not_taken_for_brightness():
     """Outside the tests nothing checks types: 255 would be 255 times white."""
     program = """
 import torch
-from posterior_trees import Denoise, TreePredictor, UNet
-predictor = TreePredictor(UNet(1, 1, 2, width=2), Denoise(0.1), branching=2, depth=1, channels=1)
-try:
-    predictor(torch.full((1, 1, 16, 16), 255, dtype=torch.uint8))
-except ValueError as error:
-    print(error)
+from posterior_trees import Colorize, Denoise, Inpaint, TreePredictor, UNet
+for measurement in (Denoise(0.1), Inpaint.box((0, 7), (0, 15), (16, 16)), Colorize()):
+    channels = 3 if isinstance(measurement, Colorize) else 1
+    network = UNet(1, channels, 2, width=2)
+    plain = TreePredictor(network, measurement, branching=2, depth=1, channels=channels)
+    for predictor in (plain, plain.compile()):
+        try:
+            predictor(torch.full((1, 1, 16, 16), 255, dtype=torch.uint8))
+        except ValueError as error:
+            print(error)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert "y is torch.uint8; it must be floating-point numbers in [0, 1]: y / 255" in done.stdout
+    words = "y is torch.uint8; it must be floating-point numbers in [0, 1]: y / 255"
+    assert done.stdout.count(words) == 6, done.stderr
 
 
 def test_missing_batch_axis_is_named():

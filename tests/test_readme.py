@@ -12,9 +12,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
+from posterior_trees import Inpaint
 from posterior_trees.cli import make_parser
+from posterior_trees.compare.inputs import save_inputs
+from posterior_trees.compare.methods import Inputs
 from posterior_trees.recipe import Recipe, parse_recipe
 
 ROOT = Path(__file__).parents[1]
@@ -55,11 +59,9 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for stain in ("w1", "w4"):
         folder = tmp_path / f"BBBC022_v1_images_20585{stain}"
         save_noise(folder / f"IXMtest_A01_s1_{stain}0F3A.tif", 8, 8, bits=16)
-    (tmp_path / "inputs").mkdir()  # as `ptrees compare --inputs` writes them
-    np.save(tmp_path / "inputs" / "hole.npy", np.eye(8, dtype=bool))
-    np.save(tmp_path / "inputs" / "7.npy", np.zeros((8, 8, 1), np.float32))
-    facts = {"images": [{"number": 7, "name": "seven", "y": "7.npy"}]}
-    (tmp_path / "inputs" / "inputs.json").write_text(json.dumps(facts))
+    hole, x = Inpaint.box((0, 3), (0, 7), (8, 8)), torch.rand(2, 1, 8, 8)
+    inputs = Inputs(torch.tensor([7, 12]), ["seven", "twelve"], x, hole(x), hole)
+    save_inputs(tmp_path / "inputs", inputs, {})
     return tmp_path
 
 

@@ -71,6 +71,18 @@ def test_scaling_back_and_forth_keeps_a_smooth_picture(tmp_path: Path) -> None:
     assert np.abs(again - smooth).max() < 3
 
 
+@pytest.mark.parametrize("size", [(3, 400), (10, 1000), (37, 53)])
+def test_nothing_is_cut_off_by_scaling(size: tuple[int, int], tmp_path: Path) -> None:
+    """Sides are rounded, and thin pictures change their shape by that; their light stays."""
+    pixels = np.zeros(size, np.uint8)
+    pixels[: max(1, size[0] // 4), : size[1] // 2] = 200
+    file = save(tmp_path / "a.png", pixels)
+    for scale in (0.1, 0.25, 1.7):
+        stored = read_stored(file, PAIRS, scale=scale)
+        assert stored.shape[1:] == scale_size(size, scale, "a")
+        assert stored.mean() == pytest.approx(pixels.mean(), rel=0.25)
+
+
 def test_resize_says_when_it_does_nothing(tmp_path: Path) -> None:
     file = save(tmp_path / "a.png", np.full((8, 8), 99, np.uint8))
     for measurement, words in ((Paired(1, 1), "--resize does nothing here"), (HOLE, "")):

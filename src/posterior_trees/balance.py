@@ -57,7 +57,8 @@ class LeafBalancer:
     `greedy` batches hold the samples that are furthest behind what $q$ asks: by all draws so far,
     $\sum_t (B q_j - [j \in \text{batch}])$, so that each is drawn exactly as often as $q$ says
     (this is the cup game: who adds at most 1 to each of $N$ cups and $B$ in all, while 1 is taken
-    from each of the $B$ fullest, fills none beyond $O(\log N)$; Kuszmaul, SODA 2020).
+    from each of the $B$ fullest, fills none beyond $O(\log N)$; Kuszmaul, SODA 2020; $m$ times as
+    much where $m$ batches share a $q$).
     The batches that share a $q$ are drawn as one and dealt out, so that none of them has more of
     those furthest behind.
     Deviation: the paper compares $q_j$ with the share a sample had of late,
@@ -106,6 +107,7 @@ class LeafBalancer:
         self.in_force: Tensor | None = None  # the q that the last batch was drawn by
         self.ahead: Int64[Tensor, "batches size"] | None = None  # drawn already, not asked for yet
         self.age = self.updates = self.due = 0
+        self.size = 0  # of the batches that q is limited for; 0: not known
         self._waiting: list[Int64[Tensor, "2 b"]] = []  # samples and winners not counted yet
 
     @property
@@ -215,9 +217,12 @@ class LeafBalancer:
 
     def _balanced(self, size: int, generator: torch.Generator | None) -> Iterator[Tensor]:
         for _ in range(-(-self.num_samples // size)):
-            if self.in_force is None or self.due == 0:
+            if self.size not in (0, size):  # what is drawn ahead is of the q of another size
+                self._put_back()
+            if self.in_force is None or self.due == 0 or self.size not in (0, size):
                 self.in_force = limit_shares(self._solve(), size)
-                self.due = self.refresh_every
+                self.due = self.due or self.refresh_every
+            self.size = size
             batch = self._next(self.in_force, size, generator)
             self.due -= 1
             yield batch.to(self.device)
@@ -236,8 +241,6 @@ class LeafBalancer:
         if self.window:
             behind = self.num_samples * (q - self.totals / self.totals.sum().clamp_min(1e-300))
             return put_in_order(behind, self._marks, generator).topk(size).indices
-        if self.ahead is not None and self.ahead.shape[1] != size:
-            self._put_back()
         if self.ahead is None:
             self.debt = torch.add(self.debt, q, alpha=self.due * size)
             self.ahead = take_furthest_behind(self.debt, size, self.due, self._marks, generator)
@@ -269,7 +272,7 @@ class LeafBalancer:
         state = {name: tensor.clone() for name, tensor in tensors.items() if tensor is not None}
         if self._waiting:
             state["waiting"] = torch.cat(self._waiting, dim=1)
-        return state | {name: getattr(self, name) for name in NUMBERS}
+        return state | {name: getattr(self, name) for name in (*NUMBERS, "size")}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a `state_dict`, to the bit; options such as `ridge` are not part of it."""
@@ -285,6 +288,7 @@ class LeafBalancer:
             setattr(self, name, None if tensor is None else tensor.to(self._home, copy=True))
         for name in NUMBERS:
             setattr(self, name, type(getattr(self, name))(state[name]))
+        self.size = int(state.get("size", 0))
         waiting = state.get("waiting")
         self._waiting = [] if waiting is None else [waiting.to(self._home, copy=True)]
 

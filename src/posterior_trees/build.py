@@ -104,15 +104,17 @@ def terms(recipe: Recipe) -> dict[str, str]:
 
 def check_own(predictor: TreePredictor, recipe: Recipe) -> None:
     """Refuse a predictor that contradicts the recipe, which is saved with the run and says what to
-    measure and which tree it is."""
+    measure and which tree it is. What no recipe can say (another branching on each level, a
+    measurement of one's own) contradicts none."""
     tree = (recipe.tree.branching,) * recipe.tree.depth
-    if predictor.branching != tree:
+    if predictor.branching != tree and len(set(predictor.branching)) <= 1:
         raise ValueError(
             f"the predictor has the layout {predictor.branching}, the recipe {tree}: give wrap the "
             "recipe's branching and depth, or the recipe the predictor's"
         )
     wanted = build_measurement(recipe)
-    if not is_same(predictor.measurement, wanted):
+    is_known = type(predictor.measurement) in (Inpaint, Colorize, Denoise, Downsample)
+    if is_known and not is_same(predictor.measurement, wanted):
         raise ValueError(
             f"the predictor's measurement ({type(predictor.measurement).__name__}) is not the "
             f"recipe's ({type(wanted).__name__}, by [measurement]), or hides something else: give "

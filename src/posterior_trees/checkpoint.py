@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from posterior_trees import store
-from posterior_trees.build import build_predictor, terms
+from posterior_trees.build import build_predictor, check_own, terms
 from posterior_trees.predictor import TreePredictor
 from posterior_trees.recipe import Recipe, parse_resolved, write_recipe
 
@@ -57,7 +57,10 @@ def load(
     facts = _read_facts(file)
     weights, _ = store.read(file)
     recipe = parse_resolved(facts["recipe"], str(file))
-    predictor = predictor or build_predictor(recipe)
+    if predictor is None:
+        predictor = build_predictor(recipe)
+    else:
+        check_own(predictor, recipe)
     predictor.about = {**facts["about"], **terms(recipe)}
     load_weights(predictor.network, weights, origin=str(file))
     predictor.to(device=device or best_device(), dtype=dtype)

@@ -27,7 +27,7 @@ from posterior_trees.networks.leafwise import MOST
 from posterior_trees.networks.norm import HALF, has_kernels
 from posterior_trees.networks.packing import power
 from posterior_trees.networks.unet import LeafConv, UNet
-from posterior_trees.predictor import TreePredictor
+from posterior_trees.predictor import TreePredictor, check_brightness
 from posterior_trees.tree import Tree
 
 RECORDINGS = 4
@@ -63,6 +63,7 @@ class FastPredictor(TreePredictor):
 
     @torch.inference_mode()
     def forward(self, y: Float[Tensor, "b *shape"]) -> Tree:
+        check_brightness(y)
         # the next call overwrites what a recording returns
         levels = copies(self._recording(y.shape)(y)) if self.is_recorded else self._run(y)
         nodes = self.depth + 1

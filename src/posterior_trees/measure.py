@@ -211,12 +211,22 @@ class Paired(Measurement):
 
 def is_same(one: Measurement, other: Measurement) -> bool:
     """Whether two measurements hide the same things; those of pairs come with the data."""
-    if isinstance(one, Inpaint) and isinstance(other, Inpaint):
-        return torch.equal(one.hole.cpu(), other.hole.cpu())
     if isinstance(one, Paired) and isinstance(other, Paired):
         return True
-    numbers = [(getattr(m, "factor", None), getattr(m, "sigma", None)) for m in (one, other)]
-    return type(one) is type(other) and numbers[0] == numbers[1]
+    if type(one) is not type(other):
+        return False
+    tensors, others = dict(one.named_buffers()), dict(other.named_buffers())
+    return (
+        _numbers(one) == _numbers(other)
+        and tensors.keys() == others.keys()
+        and all(torch.equal(tensors[name].cpu(), others[name].cpu()) for name in tensors)
+    )
+
+
+def _numbers(measurement: Measurement) -> dict[str, float]:
+    """The plain numbers that a measurement was made with: a fill, a factor, a noise."""
+    kept = vars(measurement).items()
+    return {k: v for k, v in kept if isinstance(v, int | float) and not isinstance(v, bool)}
 
 
 def measure_each(

@@ -5,7 +5,7 @@ from os import PathLike
 from typing import TYPE_CHECKING
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -65,16 +65,12 @@ class TreePredictor(nn.Module):
         return next(self.network.parameters()).dtype
 
     def forward(self, y: Float[Tensor, "b *shape"]) -> Tree:
+        check_brightness(y)
         y = self.measurement.blank(y)
         return self.assemble(self.network(self.view(y)), y)
 
     def view(self, y: Float[Tensor, "b *shape"]) -> Tensor:
         """What the network sees of `y`: an image padded to a size it can take."""
-        if not y.is_floating_point():
-            raise ValueError(
-                f"y is {y.dtype}; it must be floating-point numbers in [0, 1]: y / 255, or give "
-                "pictures to predictor.predict, which scales them"
-            )
         seen = self.measurement.view(y)
         if seen.ndim == 3:
             raise ValueError(f"y is {tuple(y.shape)}; a batch (b, c, h, w) is needed: give y[None]")
@@ -141,6 +137,15 @@ class TreePredictor(nn.Module):
             return self(y)
         finally:
             self.train(was_training)
+
+
+def check_brightness(y: Shaped[Tensor, "*shape"]) -> None:
+    """Refuse integers: 255 would be 255 times white."""
+    if not y.is_floating_point():
+        raise ValueError(
+            f"y is {y.dtype}; it must be floating-point numbers in [0, 1]: y / 255, or give "
+            "pictures to predictor.predict, which scales them"
+        )
 
 
 def wrap(

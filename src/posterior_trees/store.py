@@ -59,10 +59,22 @@ def write_bytes(path: Path, content: bytes) -> None:
 def write_json(file: str | PathLike[str], content: Any) -> None:
     """Replace a file by JSON that every reader takes: NaN and infinities, which it cannot hold, are
     null. The folder is made if it is not there."""
-    path = Path(file)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path = make_folder_of(file)
     text = json.dumps(_finite(content), indent=1, allow_nan=False)
     write_bytes(path, f"{text}\n".encode())
+
+
+def make_folder_of(file: str | PathLike[str]) -> Path:
+    """The file's path, in a folder that is there now."""
+    path = Path(file)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StoreError(
+            f"could not write {path}: its folder cannot be made ({error.strerror or error}). "
+            "Choose another"
+        ) from error
+    return path
 
 
 def _finite(content: Any) -> Any:

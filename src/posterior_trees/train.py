@@ -252,7 +252,8 @@ class Trainer:
         if not self.image_facts:
             brightness = brightness_range(self.train, self.predictor.measurement)
             self.image_facts["input_brightness"] = brightness
-            self.image_facts["train_names"] = fingerprint(self.train.names)
+            if self.train.names[:1] != ["0"]:  # of files; images in memory have numbers
+                self.image_facts["train_names"] = fingerprint(self.train.names)
             if regions := region_quantiles(self.train):
                 self.image_facts["region_pixels"] = regions
         facts = {"epochs": self.step / self.steps_per_epoch, "step": self.step}

@@ -22,6 +22,7 @@ from jaxtyping import Float, Int, Integer
 from torch import Tensor
 
 from posterior_trees.data.decode import decode
+from posterior_trees.data.errors import DataError
 
 PICTURES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp", ".webp")
 
@@ -120,7 +121,7 @@ def _pictures(place: Path, limit: int) -> list[Path]:
 
 def _as_images(array: np.ndarray, place: Path, shape: tuple[int, ...]) -> Tensor:
     c, h, w = shape
-    if array.dtype not in (np.uint8, np.uint16) and array.dtype.kind != "f":
+    if array.dtype.kind != "f" and not (array.dtype.kind == "u" and array.dtype.itemsize <= 2):
         raise SampleError(
             f"{place} has {array.dtype} numbers, which do not say what is white; save uint8, "
             "uint16 or floating-point numbers in [0, 1]"
@@ -138,6 +139,9 @@ def _as_images(array: np.ndarray, place: Path, shape: tuple[int, ...]) -> Tensor
 
 
 def _read_picture(file: Path, shape: tuple[int, ...]) -> Tensor:
-    with file.open("rb") as opened:
-        pixels = decode(opened, str(file), shape[0])
+    try:
+        with file.open("rb") as opened:
+            pixels = decode(opened, str(file), shape[0])
+    except DataError as error:
+        raise SampleError(str(error)) from error
     return _as_images(pixels[None], file, shape)[0]

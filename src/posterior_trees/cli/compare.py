@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from posterior_trees.cli.baselines import parse_options
-from posterior_trees.cli.words import add_data, add_model, count, load_model
+from posterior_trees.cli.judge import load_judged
+from posterior_trees.cli.words import add_data, add_model, count, predictor_files
 
 
 def add_compare(commands: Any) -> None:
@@ -81,16 +82,9 @@ def run_compare(arguments: argparse.Namespace) -> None:
 
 def choose(arguments: argparse.Namespace) -> tuple[Any, Any, Any]:
     """The model's recipe, the model, and the images that all methods get."""
-    from posterior_trees.checkpoint import load_recipe
     from posterior_trees.compare.methods import choose_inputs
-    from posterior_trees.data import describe_other_images, load_evaluation
 
-    recipe = load_recipe(arguments.model)
-    predictor = load_model(arguments, arguments.device)
-    images = load_evaluation(recipe.data, arguments.data, arguments.split)
-    known = predictor.about.get("train_names")
-    if doubt := describe_other_images(recipe.data, arguments.data, known):
-        print(f"ptrees compare: {doubt}", file=sys.stderr)
+    recipe, predictor, images = load_judged(arguments, arguments.device)
     return recipe, predictor, choose_inputs(predictor, images, arguments.images, arguments.seed)
 
 
@@ -122,9 +116,9 @@ def set_up(arguments: argparse.Namespace) -> tuple[Any, list[Any], str, dict[str
     comparison = Comparison(
         arguments.out, inputs, predictor, group=arguments.group, seed=arguments.seed,
         training=training, is_mirrored="flip" in recipe.data.augment,
+        identity={"ours": of_files([find_model(arguments.model), *predictor_files(arguments)])},
     )  # fmt: skip
     settings = {"model": str(arguments.model), "commit": predictor.about.get("commit", "unknown")}
-    settings["weights"] = of_files([find_model(arguments.model)])
     ours = predictor
     if arguments.compile:
         ours, settings["compiled"] = predictor.compile(), True

@@ -34,16 +34,17 @@ def add_figure(commands: Any) -> None:
     figure.set_defaults(run=run_figure)
 
 
-def load_judged(arguments: argparse.Namespace) -> tuple[Any, Any, Any]:
+def load_judged(arguments: argparse.Namespace, device: str | None = None) -> tuple[Any, Any, Any]:
     """A model's recipe, the model and the images of a split; a message if these may not be what
     they are called."""
     from posterior_trees.checkpoint import load_recipe
     from posterior_trees.data import describe_other_images, load_evaluation
 
-    recipe, predictor = load_recipe(arguments.model), load_model(arguments)
+    recipe, predictor = load_recipe(arguments.model), load_model(arguments, device)
     folder = data_folder(arguments)
     images = load_evaluation(recipe.data, folder, arguments.split)
-    if doubt := describe_other_images(recipe.data, folder, predictor.about.get("train_names")):
+    known = None if arguments.split == "train" else predictor.about.get("train_names")
+    if doubt := describe_other_images(recipe.data, folder, known):
         print(f"ptrees {arguments.command}: {doubt}", file=sys.stderr)
     return recipe, predictor, images
 
@@ -52,8 +53,10 @@ def run_evaluate(arguments: argparse.Namespace) -> None:
     from posterior_trees.evaluate import report, score, seconds_per_image
     from posterior_trees.metrics import information
     from posterior_trees.progress import track
-    from posterior_trees.store import write_json
+    from posterior_trees.store import make_folder_of, write_json
 
+    if arguments.json:
+        make_folder_of(arguments.json)
     recipe, predictor, images = load_judged(arguments)
     if arguments.limit is not None:
         images = images.subset(range(min(arguments.limit, len(images))))

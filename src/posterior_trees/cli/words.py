@@ -8,6 +8,7 @@ numbers ends at the first other word.
 
 import argparse
 import importlib
+import inspect
 import os
 import shlex
 import sys
@@ -96,13 +97,27 @@ def load_model(arguments: argparse.Namespace, device: str | None = None) -> "Tre
 
     if not arguments.predictor:
         return load(arguments.model, device)
-    made = find_function("--predictor", arguments.predictor)()
+    make = find_function("--predictor", arguments.predictor)
+    try:
+        made = make()
+    except Exception as error:  # somebody's own code: whatever it is, it is theirs to mend
+        raise ValueError(
+            f"--predictor {arguments.predictor} failed: {type(error).__name__}: {error}"
+        ) from error
     if not isinstance(made, TreePredictor):
         raise ValueError(
             f"--predictor {arguments.predictor} made a {type(made).__name__}; it must return what "
             "`fit` got, a TreePredictor (of `wrap`)"
         )
     return load(arguments.model, device, predictor=made)
+
+
+def predictor_files(arguments: argparse.Namespace) -> list[Path]:
+    """The file in which a predictor of the user's own is made, if there is one."""
+    if not arguments.predictor:
+        return []
+    file = inspect.getsourcefile(find_function("--predictor", arguments.predictor))
+    return [Path(file)] if file else []
 
 
 def find_function(option: str, text: str) -> Callable[..., Any]:
@@ -112,8 +127,11 @@ def find_function(option: str, text: str) -> Callable[..., Any]:
         sys.path.append(here)
     try:
         found = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ValueError(f"{option} {text}: {error}; write MODULE:FUNCTION") from None
+    except Exception as error:  # a module of the user's own may fail in any way
+        raise ValueError(
+            f"{option} {text}: {type(error).__name__}: {error}; write MODULE:FUNCTION, such as "
+            "posterior_trees.explore.measures:count_bright"
+        ) from error
     if not callable(found):
         raise ValueError(f"{option} {text}: {name} is not a function")
     return found

@@ -38,7 +38,11 @@ one. A sampler calls its network often enough."""
 
 
 class Comparison:
-    """Runs methods on the same inputs and keeps their per-image values in `folder/parts`."""
+    """Runs methods on the same inputs and keeps their per-image values in `folder/parts`.
+
+    `identity` tells `predictor` from others: its trees say along which directions all samplers are
+    judged. (Its trees themselves would not do: on a GPU they differ in their last bits.)
+    """
 
     def __init__(
         self,
@@ -51,6 +55,7 @@ class Comparison:
         shown: int = SHOWN,
         training: ImageSet | None = None,
         is_mirrored: bool = False,
+        identity: dict[str, str] | None = None,
     ) -> None:
         self.folder, self.inputs, self.group, self.seed = folder, inputs, group, seed
         self.training, self.is_mirrored = training, is_mirrored
@@ -71,7 +76,10 @@ class Comparison:
             "shown": self.shown,
             "device": _device_name(inputs.x.device),
             "inputs": of_tensors([inputs.x, inputs.y]),
+            **(identity or {}),
         }
+        if training is not None:
+            self.settings["training"] = of_tensors([training.x])
 
     @property
     def parts(self) -> list[slice]:

@@ -2,7 +2,8 @@
 
 DIR/inputs.json        `{"schema": 1, "task", "split", "seed", "size": [c, h, w], "measurement",
                        "images": [{"number", "name", "y": "y/00004.npy", "x": "x/00004.npy"}…]}`
-DIR/y/00004.npy        the measurement of image 4, float32 `(h, w, c)` in [0, 1]: sample from this
+DIR/y/00004.npy        the measurement of image 4, float32 `(h, w, c)`, in [0, 1] but for noise:
+                       sample from this
 DIR/x/00004.npy        the truth, which a sampler must not see; for looking and for scores
 DIR/hole.npy           the hidden pixels (True), bool `(h, w)`, where the measurement hides some
 
@@ -23,6 +24,8 @@ SCHEMA = 1
 
 def save_inputs(folder: Path, inputs: Inputs, facts: dict[str, Any]) -> list[Path]:
     """Write the files above; returns `inputs.json` and the folders beside it."""
+    for stale in (*folder.glob("[xy]/*.npy"), *folder.glob("hole.npy")):  # of another comparison
+        stale.unlink()
     images = []
     for place, (number, name) in enumerate(zip(inputs.indices.tolist(), inputs.names, strict=True)):
         files = {}

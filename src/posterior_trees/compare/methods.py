@@ -47,7 +47,8 @@ class Answer(NamedTuple):
     samples: Tensor | None
     evaluations: int | None
     disagreement: Tensor | None = None
-    """How far samples were from the measurement before they were made to agree with it, `(b,)`."""
+    """How far samples were from the measurement before they were made to agree with it, `(b,)`: 0
+    of a measurement that no image agrees or disagrees with for sure (noise, pairs)."""
 
 
 @dataclass(frozen=True)
@@ -129,7 +130,10 @@ def folder_method(
         stack = torch.stack(drawn).to(inputs.x.device)
         y = inputs.y[part].repeat_interleave(stack.shape[1], dim=0)
         agreeing = inputs.measurement.impose(stack.flatten(0, 1), y).unflatten(0, stack.shape[:2])
-        off = (agreeing - stack).square().flatten(1).mean(dim=1).sqrt()
+        off = (agreeing - stack).square().flatten(1).mean(dim=1)
+        if inputs.hole is not None:  # over what is seen
+            off = off / (~inputs.hole).double().mean().to(off)
+        off = off.sqrt()
         stack = agreeing.clamp(0, 1)
         return Answer(_cluster(stack, branching, seed), stack, None, off)
 

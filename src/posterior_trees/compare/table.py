@@ -153,7 +153,7 @@ def doubts(table: dict[str, Any]) -> list[str]:
         if (row.get("disagreement") or 0) > OFF:
             found.append(
                 f"The samples of {row['name']} were off the measurement by "
-                f"{row['disagreement']:.2f} (root mean square over all pixels, of 0 to 1) before "
+                f"{row['disagreement']:.2f} (root mean square over what is seen, of 0 to 1) before "
                 "they were made to agree with it: are they of these images, and in [0, 1]?"
             )
     return found

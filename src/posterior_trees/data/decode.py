@@ -76,9 +76,14 @@ def decode(
 
 
 def decode_raw(
-    file: BufferedReader | BytesIO, name: str, channels: int, size: tuple[int, ...] = ()
+    file: BufferedReader | BytesIO,
+    name: str,
+    channels: int,
+    size: tuple[int, ...] = (),
+    is_cut: bool = True,
 ) -> Stored:
-    """The same, but numbers that are not of 8 or 16 bits come as float32, whatever their range."""
+    """The same, but numbers that are not of 8 or 16 bits come as float32, whatever their range, and
+    unless `is_cut` the whole image becomes `size`, not its centre."""
     with _errors_name(name), Image.open(file, formats=FORMATS) as image:
         frames = getattr(image, "n_frames", 1)
         if frames > 1 and image.format != "MPO":
@@ -86,19 +91,22 @@ def decode_raw(
         image.load()
         upright = ImageOps.exif_transpose(image)
         if upright.mode[0] in "IF":
-            return _deep(upright, name, channels, size)
+            return _deep(upright, name, channels, size, is_cut)
         if "A" in upright.mode.upper() or "transparency" in upright.info:
             white = Image.new("RGBA", upright.size, "white")
             upright = Image.alpha_composite(white, upright.convert("RGBA"))
-        array = np.asarray(fit(upright.convert("L" if channels == 1 else "RGB"), size))
+        array = np.asarray(fit(upright.convert("L" if channels == 1 else "RGB"), size, is_cut))
     return np.ascontiguousarray(array.reshape(*array.shape[:2], channels).transpose(2, 0, 1))
 
 
-def fit(image: Image.Image, size: tuple[int, ...]) -> Image.Image:
-    """Cut the centre to the shape of `size` = (h, w) and resize it, bicubic with antialiasing."""
+def fit(image: Image.Image, size: tuple[int, ...], is_cut: bool = True) -> Image.Image:
+    """Cut the centre to the shape of `size` = (h, w) and resize it, bicubic with antialiasing; or
+    do not cut, where rounding alone makes the shapes differ."""
     if not size or (image.height, image.width) == tuple(size):
         return image
     h, w = size
+    if not is_cut:
+        return image.resize((w, h), Image.Resampling.BICUBIC)
     zoom = min(image.height / h, image.width / w)
     left, top = (image.width - w * zoom) / 2, (image.height - h * zoom) / 2
     # Rounding must not push the box beyond the edges.
@@ -107,13 +115,15 @@ def fit(image: Image.Image, size: tuple[int, ...]) -> Image.Image:
     return image.resize((w, h), Image.Resampling.BICUBIC, box=box)
 
 
-def _deep(image: Image.Image, name: str, channels: int, size: tuple[int, ...]) -> Stored:
+def _deep(
+    image: Image.Image, name: str, channels: int, size: tuple[int, ...], is_cut: bool
+) -> Stored:
     """Grey of more than 8 bits: 16-bit integers where the numbers are such."""
     values = np.asarray(image).astype(np.float32)
     if bad := values.size - np.isfinite(values).sum():
         raise DataError(f"{name} has {bad} pixels that are NaN or infinite. Replace them")
     is_short = image.mode != "F" and values.min() >= 0 and values.max() <= 65535
-    grey = np.asarray(fit(Image.fromarray(values), size))
+    grey = np.asarray(fit(Image.fromarray(values), size, is_cut))
     if is_short:
         grey = grey.round().clip(0, 65535).astype(np.uint16)
     else:  # resizing rings at edges; numbers in [0, 1] stay there

@@ -192,7 +192,7 @@ def read_bytes(
     if digit:
         return find_digit(decode_raw(BytesIO(content), name, 1), name)
     size = fitted_size(predictor, content, name, limits, scale)
-    return decode_raw(BytesIO(content), name, channels, size)
+    return decode_raw(BytesIO(content), name, channels, size, is_cut=scale == 1)
 
 
 def fitted_size(

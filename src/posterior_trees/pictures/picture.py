@@ -93,7 +93,7 @@ def read_stored(
         if scale != 1:
             size = scale_size(read_header(opened, str(path))[:2], scale, str(path))
             opened.seek(0)
-        stored = decode_raw(opened, str(path), wanted, size)
+        stored = decode_raw(opened, str(path), wanted, size, is_cut=scale == 1)
     if digit:
         return find_digit(stored, str(path))
     _check_size(stored, predictor, str(path))
