@@ -106,6 +106,11 @@ def check_own(predictor: TreePredictor, recipe: Recipe) -> None:
     """Refuse a predictor that contradicts the recipe, which is saved with the run and says what to
     measure and which tree it is. What no recipe can say (another branching on each level, a
     measurement of one's own) contradicts none."""
+    if not isinstance(predictor, TreePredictor):
+        raise ValueError(
+            f"the predictor is a {type(predictor).__name__}; make a TreePredictor of it: "
+            "wrap(network, features=…, channels=…, measurement=…)"
+        )
     tree = (recipe.tree.branching,) * recipe.tree.depth
     if predictor.branching != tree and len(set(predictor.branching)) <= 1:
         raise ValueError(
@@ -113,10 +118,12 @@ def check_own(predictor: TreePredictor, recipe: Recipe) -> None:
             "recipe's branching and depth, or the recipe the predictor's"
         )
     wanted = build_measurement(recipe)
-    is_known = type(predictor.measurement) in (Inpaint, Colorize, Denoise, Downsample)
-    if is_known and not is_same(predictor.measurement, wanted):
+    measurement = predictor.measurement
+    is_known = type(measurement) in (Inpaint, Colorize, Denoise, Downsample)
+    is_known = is_known or isinstance(measurement, Paired)
+    if is_known and not is_same(measurement, wanted):
         raise ValueError(
-            f"the predictor's measurement ({type(predictor.measurement).__name__}) is not the "
+            f"the predictor's measurement ({type(measurement).__name__}) is not the "
             f"recipe's ({type(wanted).__name__}, by [measurement]), or hides something else: give "
             "wrap measurement=build_measurement(recipe), from posterior_trees.build"
         )

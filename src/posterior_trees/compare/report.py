@@ -61,6 +61,8 @@ def _figures(comparison: Comparison, methods: Sequence[Method]) -> list[Path]:
         options: dict[str, Any] = {"x": x, "y": y, "path": trees.descend(x)}
         save_figure(trees, file, names=[method.name for method in methods], **options, dpi=130)
         files.append(file)
+    for stale in set(comparison.folder.glob("trees_*.png")) - set(files):  # of other images
+        stale.unlink()
     return files
 
 

@@ -62,7 +62,8 @@ def make_row(
         row[key] = per_depth(values[key]) if key in values else None
     row["samples"] = facts[0].get("samples") or settings.get("samples")
     off = values.get("disagreement")
-    row["disagreement"] = None if off is None else off.double().mean().item()
+    row["disagreement"] = None if off is None else off.double().max().item()
+    row["disagreeing"] = None if off is None else int((off > OFF).sum())
     row |= calibration(values, row["samples"] or 0)
     row["acceptance"] = None
     if row["kind"] in DIFFUSION:
@@ -150,11 +151,13 @@ def doubts(table: dict[str, Any]) -> list[str]:
                 "nodes are then means of few samples, or absent, and the NLL says little (at "
                 f"least {FEW * leaves} are advised)."
             )
-        if (row.get("disagreement") or 0) > OFF:
+        if row.get("disagreeing"):
             found.append(
-                f"The samples of {row['name']} were off the measurement by "
-                f"{row['disagreement']:.2f} (root mean square over what is seen, of 0 to 1) before "
-                "they were made to agree with it: are they of these images, and in [0, 1]?"
+                f"The samples of {row['name']} were off the measurement by up to "
+                f"{row['disagreement']:.2f} (root mean square over what is seen, of 0 to 1), and "
+                f"by more than {OFF:g} in {row['disagreeing']} of {row['n']} images "
+                "(`disagreement` in per_image.json), before they were made to agree with it: are they of these "
+                "images, and in [0, 1]? If your sampler only changes what is seen, paste it."
             )
     return found
 

@@ -105,7 +105,8 @@ def count_table(facts: dict[str, Any], title: str) -> "Table":
         caption += "; nuclei that touch are one in some leaves and two in others"
     if "scale" in facts:
         caption += (
-            f"; rows, columns and pixels are those of the picture at {facts['scale']:g} of its size"
+            f"; rows, columns and pixels are those of the picture at {facts['scale']:g} of its "
+            "size: divide rows and columns by that"
         )
     table = Table(
         title=f"{title}: {facts['mean']:.1f} ± {facts['spread']:.1f} nuclei; {len(doubtful)} of "

@@ -93,6 +93,7 @@ def describe_magnification(tree: Tree, model: Trained, scale: float | int = 1.0)
     return (
         f"the picture may be at another magnification than {task} was trained at: bright regions "
         f"of the root, the predicted mean, have {median:.0f} pixels (the median), in training "
-        f"images they have {low:.0f} to {high:.0f}. Try {advised:.3g} of its size (--scale "
-        f"{advised:.3g}), and once more if this is then said again"
+        f"images they have {low:.0f} to {high:.0f}, and {low / SLACK:.0f} to {high * SLACK:.0f} "
+        f"pass. Try {advised:.3g} of its size (--scale {advised:.3g}), and once more if this is "
+        "then said again"
     )
