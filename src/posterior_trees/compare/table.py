@@ -156,8 +156,9 @@ def doubts(table: dict[str, Any]) -> list[str]:
                 f"The samples of {row['name']} were off the measurement by up to "
                 f"{row['disagreement']:.2f} (root mean square over what is seen, of 0 to 1), and "
                 f"by more than {OFF:g} in {row['disagreeing']} of {row['n']} images "
-                "(`disagreement` in per_image.json), before they were made to agree with it: are they of these "
-                "images, and in [0, 1]? If your sampler only changes what is seen, paste it."
+                "(`disagreement` in per_image.json), before they were made to agree with it: are "
+                "they of these images, and in [0, 1]? If your sampler only changes what is seen, "
+                "paste that."
             )
     return found
 
