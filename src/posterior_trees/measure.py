@@ -223,7 +223,7 @@ def is_same(one: Measurement, other: Measurement) -> bool:
     )
 
 
-def _numbers(measurement: Measurement) -> dict[str, float]:
+def _numbers(measurement: Measurement) -> dict[str, float | int]:
     """The plain numbers that a measurement was made with: a fill, a factor, a noise."""
     kept = vars(measurement).items()
     return {k: v for k, v in kept if isinstance(v, int | float) and not isinstance(v, bool)}
