@@ -80,6 +80,11 @@ def selected(opened: Any) -> str:
     return opened.locator("#crumbs [aria-current]").inner_text().split()[0]
 
 
+def address_of(opened: Any) -> str:
+    """Where the page says it is; what the driver keeps of it may be one event behind."""
+    return opened.evaluate("location.href")
+
+
 def press(opened: Any, *keys: str) -> None:
     for key in keys:
         opened.keyboard.press(key)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from browsing import LEFT, RIGHT, answers, drag, make_tree
+from browsing import LEFT, RIGHT, address_of, answers, drag, make_tree
 from PIL import Image
 
 from posterior_trees import grow, load
@@ -38,8 +38,8 @@ def test_two_boxes_their_table_and_a_measure_have_room(
         assert card["y"] + card["height"] <= height
     opened.get_by_label("Which measure").select_option("a long name")
     assert "a long name" in opened.locator(".bars").get_attribute("aria-label")
-    assert "measure=2" in opened.url
-    again = visit(opened.url, width, height)
+    assert "measure=2" in address_of(opened)
+    again = visit(address_of(opened), width, height)
     again.wait_for_selector(".joint")
     assert "a long name" in again.locator(".bars").get_attribute("aria-label")
 
