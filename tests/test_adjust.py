@@ -85,6 +85,8 @@ def test_a_file_of_32_bits_is_read_with_levels(dtype: type, tmp_path: Path) -> N
     values = 100 * CAMERA[0].astype(dtype)
     Image.fromarray(values).save(tmp_path / "a.tif")
     read = read_picture(tmp_path / "a.tif", model, levels=(15_000, 260_000), gamma=0.5)
+    options = {"levels": (15_000, 260_000), "gamma": 0.5, "invert": True}
+    torch.testing.assert_close(read_picture(tmp_path / "a.tif", model, **options), 1 - read)
     want = Adjustment.of((150, 2600), 0.5, invert=False).apply(CAMERA)
     torch.testing.assert_close(read, want)
     with pytest.raises(DataError, match=r"a\.tif has floating-point or 32-bit pixels from 15"):

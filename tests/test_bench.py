@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from posterior_trees import UNet, cli
+from posterior_trees.balance_shares import exact_form
 from posterior_trees.bench import (
     Report,
     Timing,
@@ -25,7 +26,6 @@ from posterior_trees.bench.growth import Point, bench_growth, draw_growth, sweep
 from posterior_trees.bench.inference import Ways, bench_inference, difference
 from posterior_trees.bench.subject import find_recipe, fresh, square_recipe
 from posterior_trees.bench.training import bench_training, make_noise
-from posterior_trees.drawing import exact_form
 from posterior_trees.recipe import RecipeError
 from posterior_trees.study import plain_of
 

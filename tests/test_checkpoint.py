@@ -15,10 +15,11 @@ from posterior_trees import checkpoint, cli, load, store, wrap
 from posterior_trees.build import build_predictor
 from posterior_trees.checkpoint import ModelError, find_model, load_recipe, save_model
 from posterior_trees.explore.start import model_card
-from posterior_trees.measure import Denoise
+from posterior_trees.measure import Denoise, Inpaint
 from posterior_trees.predictor import TreePredictor
 from posterior_trees.recipe import read_recipe, write_recipe
 from posterior_trees.train import fit
+from posterior_trees.training.run import RunError
 
 
 @pytest.fixture
@@ -228,6 +229,19 @@ def test_what_no_recipe_can_say_contradicts_none(tmp_path, recipe, blobs):
     fit(recipe("training.epochs=1"), tmp_path, images=(blobs(16), None), predictor=mine,
         accelerator="cpu")  # fmt: skip
     assert load(tmp_path, device="cpu", predictor=mine).branching == (3, 2)
+
+
+def test_another_network_does_not_continue_a_run(tmp_path, recipe, blobs):
+    def train(width: int) -> None:
+        hole = Inpaint.box((0, 4), (0, 7), size=(8, 8))
+        mine = wrap(nn.Conv2d(1, width, 3, padding=1), features=width, channels=1, branching=2,
+                    depth=1, measurement=hole)  # fmt: skip
+        fit(recipe("training.epochs=1"), tmp_path, images=(blobs(16), None), predictor=mine,
+            accelerator="cpu")  # fmt: skip
+
+    train(4)
+    with pytest.raises(RunError, match=r"begun with another network: \d+ weights differ, first"):
+        train(6)
 
 
 def test_commands_take_a_network_of_ones_own(tmp_path, blob_folder, monkeypatch, capsys):

@@ -18,7 +18,7 @@ from PIL import Image
 from posterior_trees import cli, store
 from posterior_trees.build import build_predictor
 from posterior_trees.checkpoint import save_model
-from posterior_trees.cli.training import describe_calibration, oddities
+from posterior_trees.cli.train import describe_calibration, oddities
 from posterior_trees.data import ImageSet
 from posterior_trees.recipe import parse_recipe, read_recipe
 
@@ -175,7 +175,18 @@ MISTAKES = {
     ),
     "picture as model": (["predict", "dark.png", "dark.png", "--out", "o"], "dark.png is damaged"),
     "run without weights": (["evaluate", "empty", "--data", "data"], "no best.safetensors"),
-    "no data named": (["evaluate", "model.safetensors"], "--data DIR or set PTREES_DATA"),
+    "no data named": (
+        ["evaluate", "model.safetensors"],
+        "--data DIR or set the variable PTREES_DATA",
+    ),
+    "no such device": (
+        ["evaluate", "model.safetensors", "--device", "foo"],
+        "--device is foo; it is cuda, mps or cpu",
+    ),
+    "no such device to predict": (
+        ["predict", "model.safetensors", "dark.png", "--out", "o", "--device", "foo"],
+        "--device is foo",
+    ),
     "no data folder": (["evaluate", "model.safetensors", "--data", "none"], "none does not exist"),
     "missing set": (["evaluate", "model.safetensors", "--data", "empty"], "'mnist' is not in"),
     "scores of no model": (

@@ -33,6 +33,7 @@ from posterior_trees.baselines.digits import draw_digits, judge_digits
 from posterior_trees.baselines.folder import (
     SampleError,
     choose_images,
+    find_samples,
     read_samples,
     write_samples,
 )
@@ -40,14 +41,24 @@ from posterior_trees.baselines.nearest import nearest_distance
 from posterior_trees.baselines.spec import parse_baseline
 from posterior_trees.build import build_predictor
 from posterior_trees.checkpoint import load, save_model
-from posterior_trees.cli.baselines import parse_options
-from posterior_trees.compare import methods
-from posterior_trees.compare.comparison import SET_UP, best_psnr
+from posterior_trees.cli.baseline import parse_options
+from posterior_trees.compare import fingerprint, methods
+from posterior_trees.compare.comparison import SET_UP, Comparison, best_psnr, root_psnr
+from posterior_trees.compare.fingerprint import of_images
 from posterior_trees.compare.inputs import save_inputs
-from posterior_trees.compare.methods import choose_inputs
-from posterior_trees.compare.table import accepted, per_depth, to_latex, to_markdown
-from posterior_trees.measure import Colorize
-from posterior_trees.metrics import nll, psnr
+from posterior_trees.compare.methods import (
+    Answer,
+    Inputs,
+    Method,
+    choose_inputs,
+    folder_method,
+    sampler_method,
+)
+from posterior_trees.compare.table import accepted, make_row, to_latex, to_markdown
+from posterior_trees.data.stream import Item, StreamedImageSet, Window
+from posterior_trees.measure import Colorize, Free
+from posterior_trees.metrics import nll, per_depth, psnr
+from posterior_trees.networks.head import Leaves
 from posterior_trees.predictor import TreePredictor
 from posterior_trees.recipe import parse_recipe
 from posterior_trees.sampling import Baseline
@@ -103,6 +114,15 @@ def test_the_averaging_law_holds_exactly_for_any_samples() -> None:
     assert expected_v(100) == pytest.approx(0.980, abs=1e-3)
 
 
+@pytest.mark.parametrize("draw", [torch.rand, torch.randn])
+def test_rounding_does_not_rank_samples_that_equal_the_truth(draw) -> None:
+    """Along random directions terms cancel: what rounding leaves is much of a small sum."""
+    x = torch.rand(4000, 64, generator=seeded())
+    lines = draw(4, 64, generator=seeded(1)).expand(4000, -1, -1)
+    bins = ranks(x[:, None].expand(-1, 9, -1), x, lines, seeded(2))
+    assert chi_square(bins) < 27
+
+
 def test_ranks_of_equal_samples_are_drawn_by_lot() -> None:
     samples = torch.zeros(4000, 9, 1)
     bins = ranks(samples, torch.zeros(4000, 1), torch.ones(4000, 1, 1), seeded())
@@ -125,12 +145,17 @@ def test_directions_of_an_image_come_from_the_other_half_of_the_images() -> None
     assert torch.equal(directions[0, 0], directions[3, 0])
 
 
+def read(folder: Path, number: int, name: str, shape: tuple[int, ...], limit: int) -> torch.Tensor:
+    (place,) = find_samples(folder, [number], [name])
+    return read_samples(place, shape, limit)
+
+
 def test_samples_written_are_samples_read(tmp_path) -> None:
     samples = torch.rand(2, 5, 3, 4, 6, generator=seeded()).mul(255).round() / 255
     write_samples(tmp_path, torch.tensor([3, 17]), samples)
-    found = read_samples(tmp_path, 17, "t10k/00017", (3, 4, 6), 100)
+    found = read(tmp_path, 17, "t10k/00017", (3, 4, 6), 100)
     torch.testing.assert_close(found, samples[1])
-    assert len(read_samples(tmp_path, 3, "", (3, 4, 6), 2)) == 2
+    assert len(read(tmp_path, 3, "", (3, 4, 6), 2)) == 2
 
 
 @pytest.mark.parametrize("place", ["0007", "7", "a_b", "a/b"])
@@ -140,7 +165,7 @@ def test_pictures_of_any_numbering_are_found(tmp_path, place: str) -> None:
         Image.fromarray(np.full((4, 6), value, np.uint8)).save(
             tmp_path / place / f"{number:04d}.png"
         )
-    samples = read_samples(tmp_path, 7, "a/b", (1, 4, 6), 10)
+    samples = read(tmp_path, 7, "a/b", (1, 4, 6), 10)
     assert samples.shape == (3, 1, 4, 6)
     assert samples[:, 0, 0, 0].tolist() == pytest.approx([0, 0.2, 1])
 
@@ -153,30 +178,56 @@ def test_sixteen_bits_keep_their_values(tmp_path) -> None:
         Image.fromarray(pixels).save(tmp_path / "7" / f"{number}.png")
     np.save(tmp_path / "8.npy", values)
     for image in (7, 8):
-        found = read_samples(tmp_path, image, "", (1, 4, 6), 10)
+        found = read(tmp_path, image, "", (1, 4, 6), 10)
         assert np.allclose(found[:, 0], values / 65535, atol=1e-6)
     np.save(tmp_path / "9.npy", values.astype(np.int64))
     with pytest.raises(SampleError, match=r"has int64 numbers.*save uint8, uint16 or floating"):
-        read_samples(tmp_path, 9, "", (1, 4, 6), 10)
+        read(tmp_path, 9, "", (1, 4, 6), 10)
 
 
 def test_samples_that_cannot_be_used_are_named(tmp_path) -> None:
     with pytest.raises(SampleError, match="there is no folder"):
-        read_samples(tmp_path / "none", 0, "0", (1, 4, 4), 10)
-    with pytest.raises(SampleError, match=r"no samples of image 5 .*00005"):
-        read_samples(tmp_path, 5, "five", (1, 4, 4), 10)
+        read(tmp_path / "none", 0, "0", (1, 4, 4), 10)
+    with pytest.raises(SampleError, match=r"no samples of 1 of the 1 images.*00005"):
+        read(tmp_path, 5, "five", (1, 4, 4), 10)
     np.save(tmp_path / "5.npy", np.zeros((9, 3, 3)))
     with pytest.raises(SampleError, match=r"shape \(9, 1, 3, 3\); .* are \(s, 4, 4, 1\)"):
-        read_samples(tmp_path, 5, "", (1, 4, 4), 10)
+        read(tmp_path, 5, "", (1, 4, 4), 10)
     np.save(tmp_path / "6.npy", np.full((9, 4, 4), 255.0))
     with pytest.raises(SampleError, match="values from 255 to 255"):
-        read_samples(tmp_path, 6, "", (1, 4, 4), 10)
+        read(tmp_path, 6, "", (1, 4, 4), 10)
     (tmp_path / "8.npy").write_bytes(b"nonsense")
     with pytest.raises(SampleError, match=r"not a readable \.npy"):
-        read_samples(tmp_path, 8, "", (1, 4, 4), 10)
+        read(tmp_path, 8, "", (1, 4, 4), 10)
     (tmp_path / "9").mkdir()
     with pytest.raises(SampleError, match="holds no pictures"):
-        read_samples(tmp_path, 9, "", (1, 4, 4), 10)
+        read(tmp_path, 9, "", (1, 4, 4), 10)
+
+
+def test_names_that_look_like_numbers_are_not_mixed_up(tmp_path) -> None:
+    """Image 4 is called 00007 here, and image 7 is called 00004: one way of naming for all."""
+    numbers, names = [4, 7], ["00007.webp", "00004.webp"]
+    for stem in ("00004", "00007"):
+        (tmp_path / stem).mkdir()
+    with pytest.raises(SampleError, match=r"of image 4 both \S+00004 and \S+00007\. Keep one of"):
+        find_samples(tmp_path, numbers, names)
+    (tmp_path / "00007").rename(tmp_path / "00009")
+    found = find_samples(tmp_path, [4, 7], ["00009.webp", "00004.webp"])
+    assert [place.name for place in found] == ["00009", "00004"]
+    found = find_samples(tmp_path, [4, 9], ["00001.webp", "00004.webp"])
+    assert [place.name for place in found] == ["00004", "00009"]
+    with pytest.raises(SampleError, match="no samples of 1 of the 2 images"):
+        find_samples(tmp_path, [4, 7], ["00001.webp", "00009.webp"])
+
+
+def test_samples_of_one_image_are_in_one_place(tmp_path) -> None:
+    np.save(tmp_path / "00004.npy", np.zeros((9, 4, 4)))
+    (tmp_path / "4").mkdir()
+    with pytest.raises(SampleError, match=r"00004\.npy and \S+4 are samples of the same image"):
+        find_samples(tmp_path, [4], ["a"])
+    (tmp_path / "x").mkdir()
+    with pytest.raises(SampleError, match=r"\S+x would hold the samples of 2 images,.*00001"):
+        find_samples(tmp_path, [1, 2], ["a/x.png", "b/x.png"])
 
 
 def test_fewer_images_are_among_those_of_more() -> None:
@@ -255,6 +306,10 @@ def test_our_network_is_set_up_before_the_clock_starts(world, tmp_path, monkeypa
     monkeypatch.setattr(methods, "tree_method", counted)
     compare(world, tmp_path, "--images", "6", "--group", "3")
     assert calls == [0] * (SET_UP + 1) + [3]
+    (tmp_path / "parts" / "ours" / "00003.safetensors").unlink()  # stopped there, and continued
+    calls.clear()
+    compare(world, tmp_path, "--images", "6", "--group", "3")
+    assert calls == [3] * (SET_UP + 1)
 
 
 def test_a_comparison_writes_one_row_per_method(compared) -> None:
@@ -309,9 +364,7 @@ def test_anybodys_samples_get_the_scores_of_their_own_tree(world, compared) -> N
     table = json.loads((compared / "table.json").read_text())
     row = next(row for row in table["methods"] if row["name"] == "theirs")
     x, _ = make_blobs(24, seed=1).batch(table["images"])
-    samples = torch.stack(
-        [read_samples(world / "theirs", i, "", (1, 8, 8), 12) for i in table["images"]]
-    )
+    samples = torch.stack([read(world / "theirs", i, "", (1, 8, 8), 12) for i in table["images"]])
     tree = hierarchical_kmeans(samples, 2, 1, generator=seeded(0))
     assert row["psnr"][0]["mean"] == pytest.approx(psnr(tree, x)[:, 0].mean().item(), abs=1e-4)
     assert row["nll"][1]["mean"] == pytest.approx(nll(tree, x)[:, 1].mean().item(), abs=0.3)
@@ -511,6 +564,20 @@ def test_few_samples_and_those_of_other_images_are_doubted(world, tmp_path, caps
     assert f"v is about {expected_v(7):.2f} and" in text
 
 
+def test_samples_that_are_training_images_are_doubted(world, tmp_path, capsys) -> None:
+    """Of each test image the twelve training images whose visible part is nearest."""
+    training = make_blobs(32).subset(range(24)).batch(range(24))[0]
+    folder = tmp_path / "recited"
+    numbers = choose_images(24, 6)
+    x, _ = make_blobs(24, seed=1).batch(numbers)
+    near = torch.cdist(x[:, :, 5:].flatten(1), training[:, :, 5:].flatten(1)).argsort(dim=1)[:, :12]
+    write_samples(folder, numbers, training[near])
+    compare(world, tmp_path / "out", "--method", f"recited={folder}")
+    said = capsys.readouterr().err
+    assert "samples of recited are 0.0" in said
+    assert "does it recite what it was trained on?" in (tmp_path / "out" / "table.md").read_text()
+
+
 def test_all_images_are_compared_where_there_are_fewer_than_a_hundred(world) -> None:
     predictor = load(world / "tree.safetensors")
     assert len(choose_inputs(predictor, make_blobs(24)).indices) == 24
@@ -570,6 +637,67 @@ def test_a_folder_without_samples_is_told_all_images_beforehand(world, tmp_path,
     assert not (tmp_path / "out" / "parts").exists()
 
 
+def train_prior(world, out, *changes: str) -> None:
+    words = ["baseline", "train", world / "prior.toml", "--data", world, "--out", out, "--device",
+             "cpu", "--set", "baseline.kind=prior", "--set", "training.epochs=1"]  # fmt: skip
+    cli.main([str(word) for word in words] + [w for c in changes for w in ("--set", c)])
+
+
+def test_a_baseline_that_has_seen_what_it_is_judged_on_is_refused(world, tmp_path, capsys) -> None:
+    """Ours was trained on 24 of 32 images and is compared on the other 8."""
+    train_prior(world, tmp_path / "greedy", "data.validation=0.0")
+    method = "--method", f"greedy={tmp_path / 'greedy'}:ddnm:steps=2"
+    with pytest.raises(SystemExit):
+        compare(world, tmp_path / "out", "--split", "validation", *method)
+    text = capsys.readouterr().err
+    assert "trained on 6 of the 6 images that it would be judged on" in text
+    assert "data.validation = 0.0 and data.test = 0.1, the model's 0.25 and 0.1" in text
+    compare(world, tmp_path / "out", *method)  # the test images it has not seen
+
+
+def test_a_baseline_of_other_images_need_not_bring_them(world, tmp_path) -> None:
+    shutil.copytree(world, tmp_path / "world")
+    (tmp_path / "world" / "blobs").rename(tmp_path / "world" / "other")
+    train_prior(tmp_path / "world", tmp_path / "prior", "data.name=other")
+    compare(world, tmp_path / "out", "--method", f"prior={tmp_path / 'prior'}:ddnm:steps=2")
+
+
+def test_samples_are_held_against_what_their_own_model_learned_from(world, tmp_path) -> None:
+    """An image that only the baseline has seen is recited all the same."""
+    train_prior(world, tmp_path / "other", "data.validation=0.5")
+    method = "--method", f"prior={tmp_path / 'other'}:ddnm:steps=2"
+    compare(world, tmp_path / "out", *method)
+    values = json.loads((tmp_path / "out" / "per_image.json").read_text())["prior"]
+    table = json.loads((tmp_path / "out" / "table.json").read_text())
+    x, _ = make_blobs(24, seed=1).batch(table["images"])
+    hole = torch.zeros(8, 8, dtype=torch.bool)
+    hole[:5] = True
+    expected = nearest_distance(x, make_blobs(32).subset(range(16)), hole)
+    assert values["nearest_truth"] == pytest.approx(expected.tolist(), rel=1e-4)
+
+
+def test_a_network_of_another_measurement_is_no_reference(world, tmp_path, capsys) -> None:
+    other = parse_recipe(RECIPE, ["tree.depth=0", "measurement.rows=[0, 3]"])
+    save_model(tmp_path / "other.safetensors", build_predictor(other), other, {})
+    with pytest.raises(SystemExit):
+        compare(world, tmp_path / "out", "--mse", tmp_path / "other.safetensors")
+    assert "trained for another measurement" in capsys.readouterr().err
+
+
+def test_what_does_not_fit_is_told_apart_batch_by_batch(monkeypatch) -> None:
+    pixels = make_blobs(150).x.numpy()
+    items = [Item(str(i), str(i), Window(0, 0, 8, 8)) for i in range(150)]
+    streamed = StreamedImageSet(lambda file: (pixels[int(file)], None), items, (1, 8, 8), 10**12)
+    inside = StreamedImageSet.load
+    monkeypatch.setattr(fingerprint, "BATCH", 64)
+    monkeypatch.setattr(StreamedImageSet, "load", lambda self, *words: (
+        inside(self, *words) if len(self) <= 64 else pytest.fail("all at once")))  # fmt: skip
+    first = of_images(streamed)
+    assert first == of_images(make_blobs(150)), "the same as of images in memory"
+    pixels[149, 0, 0, 0] ^= 1
+    assert of_images(streamed) != first
+
+
 def test_wrong_methods_are_named(world, tmp_path, capsys) -> None:
     for method, message in (
         ("oops", "write it as NAME=RUN:SAMPLER"),
@@ -596,6 +724,9 @@ def test_wrong_methods_are_named(world, tmp_path, capsys) -> None:
         ((0.95, 9.0, 599, 1.0), None),
         ((0.95, None, 0, 1.0), None),
         ((0.5, None, 0, 1.0), False),
+        ((expected_v(9), 9.0, 800, -0.1, 9), True),
+        ((0.95, 9.0, 800, -0.1, 9), False),  # samples a tenth too wide
+        ((0.0, 9.0, 800, -0.1, 1), None),  # one sample has no spread
     ],
 )
 def test_a_model_is_accepted_by_spread_ranks_and_root(given, verdict) -> None:
@@ -626,7 +757,7 @@ def test_the_best_of_all_nodes_is_never_worse_than_the_path() -> None:
     assert gain.min().item() >= -1e-9
     assert gain[:, :2].abs().max().item() < 1e-9, "the path is greedy at depth 1"
     leaf = tree.leaves[:, 4]
-    assert best_psnr(tree, leaf)[:, 2].min().item() > 100
+    assert best_psnr(tree, leaf)[:, 2].min().item() == pytest.approx(100)
     pair = hierarchical_kmeans(samples[:, :2], 3, 1, generator=seeded())  # one child is absent
     assert best_psnr(pair, pair.root)[:, 1].max().item() < 30
 
@@ -711,3 +842,181 @@ def test_the_whole_comparison_can_be_rehearsed(tmp_path) -> None:
         for folder in folders
     ]
     assert counts == [8, 3, 6, 6, 5]
+
+
+class Given(torch.nn.Module):
+    """A network whose answers to the images of a batch are given."""
+
+    def __init__(self, leaves: torch.Tensor, probs: list[float]) -> None:
+        super().__init__()
+        self.leaves = torch.nn.Parameter(leaves)
+        self.log_probs = torch.tensor(probs).log()
+
+    def forward(self, y: torch.Tensor) -> Leaves:
+        return Leaves(self.leaves[: len(y)], self.log_probs.expand(len(y), -1))
+
+
+def given(leaves: torch.Tensor, probs: list[float]) -> TreePredictor:
+    return TreePredictor(Given(leaves, probs), Free(1), branching=4, depth=1, channels=1)
+
+
+def random_answers() -> TreePredictor:
+    """Answers to each image that spread in another way."""
+    return given(torch.randn(64, 4, 1, 2, 3, generator=seeded(2)), [0.25] * 4)
+
+
+def inputs_of(x: torch.Tensor) -> Inputs:
+    names = [f"{number}" for number in range(len(x))]
+    return Inputs(torch.arange(len(x)), names, x, x, Free(1))
+
+
+def method_of(samples: torch.Tensor) -> Method:
+    """Somebody whose samples are these."""
+
+    def answer(inputs: Inputs, part: slice) -> Answer:
+        tree = hierarchical_kmeans(samples[part], 2, 1, generator=seeded())
+        return Answer(tree, samples[part], None)
+
+    return Method("somebody", answer, {"kind": "folder"})
+
+
+def scored(comparison: Comparison, method: Method) -> dict[str, torch.Tensor]:
+    for part in comparison.parts:
+        comparison.run(method, part)
+    return comparison.collect(method)[0]
+
+
+def test_samplers_are_judged_along_the_axes_of_the_largest_variance(tmp_path) -> None:
+    """A rare answer that is far away is more of it than a frequent one that is near: along the
+    first axis the variance is 2 · 0.05 · 16 = 1.6, along the second 2 · 0.45 · 1 = 0.9."""
+    leaves = torch.tensor([[4.0, 0, 0], [-4, 0, 0], [0, 1, 0], [0, -1, 0]])[:, None, None]
+    predictor = given(leaves.expand(4, -1, -1, -1, -1), [0.05, 0.05, 0.45, 0.45])
+    comparison = Comparison(tmp_path, inputs_of(torch.zeros(4, 1, 1, 3)), predictor)
+    first, second = comparison.directions[0, 4:6].flatten(1).abs()
+    torch.testing.assert_close(first, torch.tensor([1.0, 0, 0]))
+    torch.testing.assert_close(second, torch.tensor([0.0, 1, 0]))
+
+
+def test_groups_change_neither_ranks_nor_scores(tmp_path) -> None:
+    """Every image has its own directions, whatever group it is in."""
+    x = torch.rand(7, 1, 2, 3, generator=seeded())
+    samples = torch.rand(7, 9, 1, 2, 3, generator=seeded(1))
+    method, found = method_of(samples), []
+    for group in (3, 7):
+        options = {"group": group, "shown": 0}
+        comparison = Comparison(tmp_path / f"{group}", inputs_of(x), random_answers(), **options)
+        found.append(scored(comparison, method))
+    assert not torch.equal(comparison.directions[0], comparison.directions[1])
+    assert torch.equal(found[0]["ranks"], found[1]["ranks"])
+    for key in ("variance", "error"):
+        torch.testing.assert_close(found[0][key], found[1][key])
+
+
+def test_every_group_draws_lots_of_its_own(tmp_path) -> None:
+    """All samples are the truth: only lots tell the ranks, and not the same ones in each group."""
+    x = torch.rand(60, 1, 2, 3, generator=seeded())
+    method = method_of(x[:, None].expand(-1, 9, -1, -1, -1))
+    options = {"group": 1, "shown": 0}
+    comparison = Comparison(tmp_path, inputs_of(x), random_answers(), **options)
+    bins = scored(comparison, method)["ranks"]
+    assert len(bins.unique(dim=0)) > 50
+    assert chi_square(bins) < 27
+
+
+def test_every_group_is_sampled_with_random_numbers_of_its_own(monkeypatch) -> None:
+    """And with the same ones again: a comparison that was stopped goes on as if it had not been."""
+
+    def sample(self, measurement, y, count, *, method, generator):
+        return torch.rand(len(y), count, *y.shape[1:], generator=generator), 7
+
+    monkeypatch.setattr(Baseline, "sample", sample)
+    baseline = Baseline.fresh(*parse_baseline(RECIPE + BASELINE, ["baseline.kind=prior"]))
+    options: Any = {"branching": (2,), "samples": 3, "options": {}, "settings": {}}
+    inputs = inputs_of(torch.zeros(4, 1, 2, 2))
+    first, second, again = (
+        sampler_method("a", baseline, "ddnm", seed=0, **options).answer(inputs, part)
+        for part in (slice(0, 2), slice(2, 4), slice(0, 2))
+    )
+    assert torch.equal(first.samples, again.samples)
+    assert not torch.equal(first.samples, second.samples)
+    assert first.evaluations == 7 * 3
+    other = sampler_method("a", baseline, "ddnm", seed=1, **options).answer(inputs, slice(0, 2))
+    assert not torch.equal(first.samples, other.samples)
+
+
+def make_facts(seconds: float, size: int, peak: int) -> dict[str, Any]:
+    facts = {"seconds": seconds, "size": size, "peak_bytes": peak, "evaluations": 1}
+    return {**facts, "settings": {"kind": "tree"}}
+
+
+def test_time_is_that_of_the_usual_group_and_memory_that_of_the_hungriest() -> None:
+    """Groups take 2, 2 and 9 s per image; the last one has fewer of them."""
+    values = {key: torch.zeros(7, 2) for key in ("psnr", "psnr_best", "nll", "entropy")}
+    facts = [make_facts(6.0, 3, 10), make_facts(6.0, 3, 30), make_facts(9.0, 1, 20)]
+    row = make_row("a", values, facts, None, root=0.0)
+    assert row["seconds_of_groups"] == [2.0, 2.0, 9.0]
+    assert row["seconds_per_image"] == 2.0
+    assert row["peak_bytes"] == 30
+
+
+def test_tables_have_means_spreads_and_intervals(compared) -> None:
+    """Mean ± deviation of the values, mean [low, high] of the differences."""
+    table = json.loads((compared / "table.json").read_text())
+    texts = (compared / "table.md").read_text(), (compared / "table.tex").read_text()
+    for row in table["methods"]:
+        for value in (*row["psnr_hole"], *row["nll"][1:]):
+            for text, sign in zip(texts, ("±", r"$\pm$"), strict=True):
+                assert f" {value['mean']:.2f} {sign} {value['std']:.2f} " in text
+        for value in row.get("versus_ours", {}).get("psnr_hole", []):
+            assert value["low"] <= value["mean"] <= value["high"]
+            numbers = f"{value['mean']:+.3f} [{value['low']:+.3f}, {value['high']:+.3f}]"
+            assert f"| {numbers} |" in texts[0]
+
+
+def test_images_with_unequal_numbers_of_samples_are_refused(world, tmp_path) -> None:
+    inputs = choose_inputs(load(world / "tree.safetensors"), make_blobs(24, seed=1), 3)
+    for number, count in zip(inputs.indices.tolist(), (9, 12, 10), strict=True):
+        np.save(tmp_path / f"{number:05d}.npy", np.zeros((count, 8, 8)))
+    options: Any = {"branching": (2,), "seed": 0}
+    wrong = folder_method("a", tmp_path, inputs, samples=100, **options)
+    with pytest.raises(ValueError, match=r"has from 9 to 12 samples per image.*--samples 9"):
+        wrong.answer(inputs, slice(0, 3))
+    right = folder_method("a", tmp_path, inputs, samples=9, **options)
+    assert right.answer(inputs, slice(0, 3)).samples.shape == (3, 9, 1, 8, 8)
+
+
+def test_how_far_samples_miss_the_measurement_is_told_over_what_is_seen(world, tmp_path) -> None:
+    """Off by 0.1 in every pixel: by 0.1 over those that are seen, whatever share they have. What is
+    too bright is clamped."""
+    inputs = choose_inputs(load(world / "tree.safetensors"), make_blobs(24, seed=1), 3)
+    write = dict(zip(inputs.indices.tolist(), inputs.x, strict=True))
+    for number, x in write.items():
+        loud = (x + 0.1).expand(9, -1, -1, -1).clone()
+        loud[:, :, :2] = 1.3
+        np.save(tmp_path / f"{number:05d}.npy", loud.permute(0, 2, 3, 1).numpy())
+    options: Any = {"branching": (2,), "samples": 9, "seed": 0}
+    answer = folder_method("a", tmp_path, inputs, **options).answer(inputs, slice(0, 3))
+    torch.testing.assert_close(answer.disagreement, torch.full((3,), 0.1))
+    assert answer.samples.max() == 1
+    seen = ~inputs.hole
+    torch.testing.assert_close(answer.samples[:, 0][..., seen], inputs.x[..., seen])
+
+
+def test_a_reference_is_judged_over_the_hole(world) -> None:
+    """What is seen is exact: over 40 of 64 pixels the same squares are a larger mean."""
+    predictor = load(world / "mse.safetensors")
+    inputs = choose_inputs(predictor, make_blobs(24, seed=1), 5)
+    whole = psnr(predictor(inputs.y), inputs.x)[:, 0]
+    torch.testing.assert_close(
+        root_psnr(predictor, inputs), whole - 10 * np.log10(64 / 40), rtol=0, atol=1e-3
+    )
+
+
+def test_a_miss_within_rounding_is_no_disagreement() -> None:
+    """0.01 is what rounding to bytes or JPEG may do; what is beyond is counted image by image."""
+    values = {key: torch.zeros(4, 2) for key in ("psnr", "psnr_best", "nll", "entropy")}
+    values["disagreement"] = torch.tensor([0.0, 0.009, 0.011, 0.3])
+    facts = [make_facts(1.0, 4, 1)]
+    row = make_row("a", values, facts, None, root=0.0)
+    assert row["disagreeing"] == 2
+    assert row["disagreement"] == pytest.approx(0.3)

@@ -399,3 +399,25 @@ def test_the_table_says_when_touching_nuclei_make_leaves_differ(doubtful: Tree, 
     apart = [field(LEFT, RIGHT)] * 3
     assert "touch" not in caption(doubtful)
     assert "nuclei that touch are one in some leaves" in caption(tree_of(*apart, joined()))
+
+
+def bar(first: int, last: int) -> torch.Tensor:
+    image = torch.full((1, 40, 60), 0.1, dtype=torch.float64)
+    image[0, 10:22, first:last] = 0.8
+    return image
+
+
+def test_a_pixel_stays_with_the_first_nucleus_that_has_it() -> None:
+    """The second bar overlaps less than half of the first; the third lies in the first."""
+    leaves = torch.stack([bar(5, 25), bar(17, 57), bar(13, 25)])[None]
+    tree = grow(leaves, torch.tensor([[0.5, 0.3, 0.2]]).double().log(), 3)
+    found = count_nuclei(tree, 0.5)
+    assert [nucleus.probability for nucleus in found.nuclei] == pytest.approx([0.7, 0.3])
+
+
+def test_the_smallest_nucleus_has_exactly_so_many_pixels() -> None:
+    bright = torch.zeros(20, 20, dtype=torch.bool)
+    bright[5:12, 5:12] = True
+    size = int((find_regions(bright, 1) > 0).sum())
+    assert find_regions(bright, size).max() == 1
+    assert find_regions(bright, size + 1).max() == 0

@@ -16,7 +16,17 @@ from PIL import Image
 from rich.console import Console
 
 from posterior_trees import data
-from posterior_trees.data import DataError, ImageSet, StreamedImageSet, augment, load_split
+from posterior_trees.data import (
+    DataError,
+    ImageSet,
+    StreamedImageSet,
+    augment,
+    files_of,
+    find_folder,
+    find_groups,
+    image_of,
+    load_split,
+)
 from posterior_trees.data.augment import transform
 from posterior_trees.data.decode import decode, read_header
 from posterior_trees.data.patches import cover
@@ -270,6 +280,21 @@ def test_a_missing_set_says_what_to_put_where(tmp_path: Path, monkeypatch) -> No
 def test_the_variable_names_the_folder(photos: Path, monkeypatch) -> None:
     monkeypatch.setenv("PTREES_DATA", str(photos))
     assert len(load_split(spec(), None, "train")) == 6
+    assert find_folder(None, default="elsewhere") == photos
+    monkeypatch.setenv("PTREES_DATA", "~/pictures")
+    assert find_folder(None) == Path.home() / "pictures"
+    monkeypatch.delenv("PTREES_DATA")
+    assert find_folder(None, default="data") == Path("data")
+
+
+def test_windows_belong_to_their_image_and_fields_to_their_well() -> None:
+    names = ["a/B02_s1.png@0,0", "a/B02_s1.png@0,128", "a/B02_s2.png@0,0", "a/C03_s1.png@0,0@4,8"]
+    assert [image_of(name) for name in names[2:]] == ["a/B02_s2.png", "a/C03_s1.png"]
+    assert find_groups(names, "name").tolist() == [0, 0, 1, 2]
+    assert find_groups(names, "well").tolist() == [0, 0, 0, 1]
+    assert find_groups(names[1:], "name") is None
+    assert image_of("me@home.png") == "me@home.png"
+    assert files_of(names) == ["a/B02_s1.png", "a/B02_s2.png", "a/C03_s1.png"]
 
 
 def test_an_empty_folder_is_named(tmp_path: Path) -> None:
@@ -747,3 +772,11 @@ def test_the_code_of_the_data_page_runs(tmp_path: Path, monkeypatch) -> None:
     assert cells.names == ["A01_s2.png"]
     mean = fields["w1"][:2, :2].mean()
     assert cells.x[0, 0, 0, 0] == round(255 * np.clip((mean - 130) / 2070, 0, 1) ** 0.5)
+
+
+def test_a_moved_edge_does_not_wrap_around() -> None:
+    """The kernel overshoots beside an edge: white stays white, and does not become black."""
+    edge = np.zeros((1, 1, 16), np.uint8)
+    edge[..., 8:] = 255
+    moved = move(edge, (0.0, 0.5)).astype(int)
+    assert (np.diff(moved[0, 0]) >= 0).all()

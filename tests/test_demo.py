@@ -12,6 +12,7 @@ from PIL import Image
 from safetensors import safe_open
 
 from posterior_trees import demo, load, psnr
+from posterior_trees.assets import sample_digits
 from posterior_trees.build import build_predictor
 from posterior_trees.data import evenly_spaced, read_idx
 from posterior_trees.data.load import find_folder
@@ -99,7 +100,7 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
 
 
 def test_the_sample_digits_are_evenly_spaced_test_digits() -> None:
-    digits = demo.sample_digits()
+    digits = sample_digits()
     assert digits.shape == (48, 1, 28, 28)
     pixels = (digits * 255).round().byte()
     assert torch.equal(pixels.float() / 255, digits)
@@ -114,7 +115,7 @@ def test_the_sample_digits_are_those_of_mnist() -> None:
     except ValueError:
         pytest.skip("PTREES_DATA names no folder with mnist/")
     chosen = images[evenly_spaced(demo.TEST_DIGITS, 48)].unsqueeze(1)
-    assert torch.equal(chosen, (demo.sample_digits() * 255).round().byte())
+    assert torch.equal(chosen, (sample_digits() * 255).round().byte())
 
 
 def test_the_shipped_model_is_small_and_trained() -> None:
@@ -126,7 +127,7 @@ def test_the_shipped_model_is_small_and_trained() -> None:
     assert kinds == {torch.bfloat16}
     predictor = load("digits", device="cpu")
     assert "input_brightness" in predictor.about
-    x = demo.sample_digits()
+    x = sample_digits()
     with torch.inference_mode():
         tree = predictor(predictor.measure(x))
     root, middle, leaf = psnr(tree, x, predictor.measurement.hole).mean(dim=0).tolist()

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny import RECIPE, make_blobs
+from tiny import RECIPE, make_blobs, make_recipe
 
-from posterior_trees import sampling, store
+from posterior_trees import load, sampling, store
 from posterior_trees.baselines import learned
 from posterior_trees.baselines.diffusion import (
     DiffusionLearner,
@@ -27,9 +27,10 @@ from posterior_trees.baselines.spec import (
     spec_from_facts,
     spec_to_facts,
 )
-from posterior_trees.baselines.unet import DiffusionUNet, crop, pad, sinusoids
+from posterior_trees.baselines.unet import DiffusionUNet, sinusoids
 from posterior_trees.baselines.weights import average_share
 from posterior_trees.checkpoint import ModelError
+from posterior_trees.data import ImageSet, fingerprint
 from posterior_trees.measure import Colorize, Denoise, Downsample, Inpaint, Paired
 from posterior_trees.recipe import RecipeError
 from posterior_trees.sampling import (
@@ -38,6 +39,7 @@ from posterior_trees.sampling import (
     load_baseline,
     save_baseline,
 )
+from posterior_trees.train import fit
 from posterior_trees.train_baseline import fit_baseline
 from posterior_trees.training.run import RunError, read_log
 
@@ -100,7 +102,6 @@ def test_networks_have_the_published_sizes(options, channels: int, millions: flo
 def test_the_network_takes_any_size_and_starts_at_zero() -> None:
     network = DiffusionUNet(2, 1, base=8, multipliers=(1, 2, 2), blocks=1)
     x = torch.randn(2, 2, 7, 10, generator=seeded())
-    assert torch.equal(crop(pad(x, 8), x), x)
     out = network(x, torch.tensor([0, 999]))
     assert out.shape == (2, 1, 7, 10)
     assert not out.any()
@@ -282,6 +283,68 @@ def test_another_baseline_section_does_not_continue_a_run(tmp_path) -> None:
     other = dataclasses.replace(spec, base=16)
     with pytest.raises(RunError, match=r"another \[baseline\] section"):
         fit_baseline(recipe, other, tmp_path, images=images(), device="cpu")
+
+
+def test_other_images_do_not_continue_a_run(tmp_path) -> None:
+    recipe, spec = tiny("prior", "training.epochs=1")
+    fit_baseline(recipe, spec, tmp_path, images=images(), device="cpu", minutes=0)
+    with pytest.raises(RunError, match="begun with 32 other training images"):
+        fit_baseline(recipe, spec, tmp_path, images=(make_blobs(40), None), device="cpu")
+
+
+def test_a_model_keeps_the_files_it_learned_from_however_they_were_cut(tmp_path) -> None:
+    """A set of different sizes is a set of windows; what is looked at later are its files."""
+    windows = ImageSet(make_blobs(8).x, names=[f"{i // 2}.png@0,{4 * (i % 2)}" for i in range(8)])
+    recipe, spec = tiny("prior", "training.epochs=1")
+    prior = fit_baseline(recipe, spec, tmp_path / "prior", images=(windows, None), device="cpu")
+    files = [f"{i}.png" for i in range(4)]
+    assert load_baseline(tmp_path / "prior", "cpu").about["train_names"] == fingerprint(files)
+    assert prior.recipe == recipe
+    chosen = make_recipe("training.epochs=1")
+    fit(chosen, tmp_path / "tree", images=(windows, None), accelerator="cpu")
+    assert load(tmp_path / "tree", "cpu").about["train_names"] == fingerprint(files)
+
+
+def watch_validation(monkeypatch) -> list[tuple[int, ...]]:
+    """The shapes of what is validated; every model is as good as the one before."""
+    seen = []
+
+    def validate(self, x, y, seed) -> dict[str, float]:
+        seen.append(tuple(x.shape))
+        return {"val_loss": 1.0}
+
+    monkeypatch.setattr(DiffusionLearner, "validate", validate)
+    return seen
+
+
+def test_images_repeat_and_windows_are_validated_as_in_a_tree_s_training(tmp_path, monkeypatch):
+    seen = watch_validation(monkeypatch)
+    changes = "training.epochs=2", "data.repeat=3", "data.patch=4", "measurement.kind=denoise"
+    recipe, spec = tiny("prior", *changes, "baseline.log_every=12")
+    fit_baseline(recipe, spec, tmp_path, images=images(), device="cpu")
+    assert [line["epoch"] for line in read_log(tmp_path / "log.jsonl")] == [1, 2]
+    assert seen == [(16 * 4, 1, 4, 4)] * 2
+
+
+def test_a_plateau_lowers_the_rate_and_is_remembered(tmp_path, monkeypatch) -> None:
+    watch_validation(monkeypatch)
+    changes = "optimizer.schedule=plateau", "optimizer.patience=1", "optimizer.min_lr=1e-5"
+    recipe, spec = tiny("prior", "training.epochs=3", "baseline.log_every=2", *changes)
+    expected = [2e-3, 2e-3, 2e-3, 2e-4, 2e-4, 2e-5]
+    for calls, minutes in ((1, math.inf), (12, 0)):
+        folder = tmp_path / str(calls)
+        for _ in range(calls):
+            fit_baseline(recipe, spec, folder, images=images(), device="cpu", minutes=minutes)
+        rates = [line["lr"] for line in read_log(folder / "log.jsonl")]
+        assert rates == pytest.approx(expected)
+
+
+def test_what_a_baseline_cannot_do_is_refused(tmp_path) -> None:
+    with pytest.raises(RecipeError, match="is 'sgd'; baselines learn with 'adam'"):
+        tiny("prior", "optimizer.name=sgd")
+    recipe, spec = tiny("rcgan", "training.epochs=1")
+    with pytest.raises(RunError, match=r"held-out images .* set data\.validation above 0"):
+        fit_baseline(recipe, spec, tmp_path, images=(make_blobs(8), None), device="cpu")
 
 
 def test_the_average_forgets_the_first_weights() -> None:
@@ -527,3 +590,18 @@ def test_a_run_stopped_on_a_gpu_continues(tmp_path, kind: str) -> None:
     assert [line["step"] for line in logs[0]] == [line["step"] for line in logs[1]]
     for one, other in zip(*logs, strict=True):
         assert one["loss"] == pytest.approx(other["loss"], rel=0.1)
+
+
+def test_noise_to_be_removed_is_given_in_the_scale_of_samples(monkeypatch) -> None:
+    """Images in [0, 1] are twice as far apart in [-1, 1], and so is their noise."""
+    asked = []
+
+    def remember(denoise, measurement, y, n, *, generator=None, clip=None):
+        asked.append(measurement.sigma)
+        return torch.zeros(len(y), n, 1, 8, 8)
+
+    monkeypatch.setitem(sampling.SAMPLERS, "denoising", remember)
+    baseline = random_baseline("prior")
+    baseline.measurements = [Denoise(0.1)]
+    baseline.sample(Denoise(0.1), torch.zeros(1, 1, 8, 8), 2)
+    assert asked == pytest.approx([0.2])

@@ -12,8 +12,8 @@ import torch
 from PIL import Image, ImageDraw
 
 from posterior_trees import Colorize, Inpaint, Paired, Tree, TreePredictor, UNet, cli, load
+from posterior_trees.assets import sample_digits
 from posterior_trees.data import DataError, find_folder, read_idx
-from posterior_trees.demo import sample_digits
 from posterior_trees.explore.start import describe_start
 from posterior_trees.explore.upload import answer
 from posterior_trees.pictures.digit import THIN, check_takes_digits, find_digit, stroke_width

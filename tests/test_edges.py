@@ -205,3 +205,24 @@ def test_a_map_has_one_channel(shoes: Path) -> None:
     wrong = parse_recipe('task = "shoes_from_edges"', ["data.input_channels=3"]).data
     with pytest.raises(DataError, match="edge maps have 1 channel"):
         load_split(wrong, shoes, "test")
+
+
+def test_a_line_that_fades_ends_where_it_is_too_faint_to_be_drawn() -> None:
+    """Also as part of a strong line: a contrast of 0.1 is drawn, one of 0.05 is not."""
+    contrast = torch.linspace(0.3, 0.0, 64)
+    x = torch.full((3, 64, 64), 0.45)
+    x[:, :, 32:] += contrast[:, None]
+    is_drawn = edges.find_edges(x).any(dim=1)
+    assert is_drawn[contrast > 0.1].all()
+    assert not is_drawn[contrast < 0.05].any()
+
+
+@pytest.mark.parametrize("zoom", [1, 2, 4])
+def test_what_is_drawn_does_not_depend_on_the_number_of_pixels(zoom: int) -> None:
+    """Contrasts and lengths are those of the picture, not of its pixels: a slope is less steep per
+    pixel where there are more of them, and a fragment of as many pixels is shorter."""
+    side = 128 * zoom
+    shape = disc(side, side / 2, side / 2, 30.0 * zoom) * 2 - 1
+    seen = [bool(edges.find_edges(0.4 + c * (1 - shape)).any()) for c in (0.1, 0.2)]
+    assert seen == [False, True]
+    assert not edges.find_edges(disc(side, side / 2, side / 2, 1.2 * zoom)).any()

@@ -5,6 +5,8 @@ import io
 import json
 import math
 import re
+import subprocess
+import sys
 from html.parser import HTMLParser
 from importlib import resources
 from pathlib import Path
@@ -282,6 +284,16 @@ def test_bright_regions_are_counted_once_each() -> None:
 def test_a_page_without_inputs_is_a_page_too() -> None:
     (example, _) = data_of(page(make_trees()))["examples"]
     assert example["input"] is None
+
+
+@pytest.mark.parametrize("name", ["load", "Tree", "wrap"])
+def test_trees_show_themselves_whatever_a_notebook_imports(name: str) -> None:
+    code = f"""
+from posterior_trees import {name}
+from posterior_trees.tree import Tree
+assert hasattr(Tree, "_repr_html_")
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_a_notebook_shows_a_tree_in_a_frame_of_its_own() -> None:

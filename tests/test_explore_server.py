@@ -738,3 +738,16 @@ def test_formats_that_decode_too_early_and_broken_pages_are_refused(form: str) -
     response = post(make_app(make_predictor()), content)
     assert response.status_code == 422
     assert "error" in response.json()
+
+
+def test_a_file_that_says_it_is_too_large_is_refused_unread() -> None:
+    app, sent = make_app(make_predictor(), limits=Limits(megabytes=0.01)), []
+
+    async def drip() -> Any:
+        for _ in range(5):
+            sent.append(1000)
+            yield b"x" * 1000
+
+    response = post(app, drip(), headers={"content-length": "20000"})
+    assert response.status_code == 413
+    assert sent == []

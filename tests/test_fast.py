@@ -175,3 +175,17 @@ def test_on_cuda_trees_are_near_and_are_not_overwritten():
         fast(torch.zeros_like(y))
         assert torch.equal(trees[-1].leaves, kept)
     assert len(fast._recordings) == RECORDINGS
+
+
+def test_recordings_of_the_shapes_used_last_are_kept(uncompiled):
+    """Each holds the memory of its activations: the one that was not used longest goes."""
+    fast = make_predictor().compile()
+    shapes = [(n, 3, 32, 32) for n in range(RECORDINGS + 1)]
+    first = fast._recording(shapes[0])
+    for shape in shapes[1:RECORDINGS]:
+        fast._recording(shape)
+    assert fast._recording(shapes[0]) is first
+    fast._recording(shapes[RECORDINGS])
+    assert len(fast._recordings) == RECORDINGS
+    assert shapes[1] not in fast._recordings
+    assert fast._recording(shapes[0]) is first

@@ -5,6 +5,7 @@ import torch
 from tiny import make_tree
 
 from posterior_trees import grow
+from posterior_trees.association import Association
 from posterior_trees.data import ImageSet
 from posterior_trees.loss import objective
 from posterior_trees.recipe import RecipeError
@@ -32,7 +33,7 @@ def test_the_whole_picture_as_a_part_changes_nothing() -> None:
     tree, x = make_tree(32, 8)
     whole = errors_regarded(tree, x, (0.0, 1.0, 0.0, 1.0))
     for ours, theirs in zip(
-        objective(tree, x, 0.1, apart=whole), objective(tree, x, 0.1), strict=True
+        objective(tree, x, 0.1, Association(apart=whole)), objective(tree, x, 0.1), strict=True
     ):
         assert ours is theirs is None or torch.equal(ours, theirs)
 
@@ -40,7 +41,7 @@ def test_the_whole_picture_as_a_part_changes_nothing() -> None:
 def test_the_part_says_who_learns_and_all_pixels_what() -> None:
     tree, x = make_tree(32, 8)
     path = grow(inside(tree.leaves, PART), tree.log_probs[-1], (3, 3)).descend(inside(x, PART))
-    loss = objective(tree, x, 0.0, apart=errors_regarded(tree, x, PART))
+    loss = objective(tree, x, 0.0, Association(apart=errors_regarded(tree, x, PART)))
     levels = zip(tree.errors(x), path.T, strict=True)
     along = [errors.gather(1, nodes.unsqueeze(1)).squeeze(1) for errors, nodes in levels]
     assert torch.allclose(loss.squared, torch.stack(along).sum(dim=0))

@@ -80,7 +80,8 @@ def parts_of(package: str) -> list[str]:
 
 def test_the_source_is_found():
     assert {"tree", "loss", "train", "cli", "networks.unet", "data"} <= MODULES.keys()
-    assert ours("loss") == {"tree"}
+    assert ours("loss") == {"association", "tree"}
+    assert ours("association") == {"tree"}
 
 
 def test_the_tree_imports_nothing_of_ours():

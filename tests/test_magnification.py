@@ -245,3 +245,10 @@ def test_the_shipped_model_knows_the_sizes_of_its_training_fields() -> None:
         pytest.skip("PTREES_DATA names no folder with cells_actin_dna.tar")
     fields = load_split(load_recipe("cells").data, folder, "train")
     assert region_quantiles(fields) == pytest.approx(known)
+
+
+def test_what_is_too_faint_to_be_counted_has_no_size_either() -> None:
+    """Otsu would part discs of 0.18 from a ground of 0.1; noise in the dark is no nucleus."""
+    faint = 0.1 + 0.08 * (discs(7) > 0.5)
+    assert median_region(faint) is None
+    assert median_region(faint + 0.1) == pixels_of(7)

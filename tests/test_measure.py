@@ -116,3 +116,11 @@ def test_impossible_measurements_are_refused(make, message):
 def test_the_plain_measurement_is_the_identity():
     x = noise(2, 3, 4, 4)
     assert torch.equal(Measurement()(x), x)
+
+
+@pytest.mark.parametrize("factor", [2, 3])
+def test_a_box_grows_with_the_picture(factor: int) -> None:
+    small = Inpaint.box((3, 9), (2, 4), size=(16, 12)).hole
+    size = 16 * factor, 12 * factor
+    large = Inpaint.box((3, 9), (2, 4), size=size, of=(16, 12)).hole
+    assert torch.equal(large, small.repeat_interleave(factor, 0).repeat_interleave(factor, 1))

@@ -4,14 +4,15 @@ import math
 
 import pytest
 import torch
+from tiny import make_recipe
 from torch import Tensor
 
 from posterior_trees import Tree, entropy, grow, nll, psnr
 from posterior_trees.data import ImageSet
-from posterior_trees.evaluate import leaf_table, report, score
+from posterior_trees.evaluate import leaf_table, report, score, validate
 from posterior_trees.loss import probability_loss
 from posterior_trees.measure import Denoise, Inpaint, Paired
-from posterior_trees.metrics import displacement, information, summarize
+from posterior_trees.metrics import clamp_nll, displacement, information, summarize
 from posterior_trees.networks.head import Leaves
 from posterior_trees.predictor import TreePredictor
 
@@ -172,6 +173,43 @@ def test_bootstrap_interval_covers_the_truth_95_times_in_100():
     assert 180 <= hits <= 198
 
 
+def test_copies_in_a_group_say_no_more_than_one_of_them():
+    """Windows of an image are drawn together: the interval is that of the images."""
+    values = torch.randn(40, dtype=F64, generator=seeded())
+    groups = torch.arange(40).repeat_interleave(4)
+    one, four = summarize(values), summarize(values.repeat_interleave(4), groups=groups)
+    assert four == pytest.approx(one)
+    shuffled = torch.randperm(160, generator=seeded(1))
+    mixed = values.repeat_interleave(4)[shuffled]
+    assert summarize(mixed, groups=groups[shuffled]) == pytest.approx(one)
+    alone = summarize(values.repeat_interleave(4))
+    assert (one.high - one.low) / (alone.high - alone.low) == pytest.approx(2, rel=0.15)
+
+
+def test_groups_of_different_sizes_keep_the_mean_of_all_values():
+    values = torch.tensor([1.0, 1.0, 1.0, 5.0], dtype=F64)
+    found = summarize(values, groups=torch.tensor([7, 7, 7, 2]))
+    assert (found.mean, found.low, found.high) == pytest.approx((2.0, 1.0, 5.0))
+    assert math.isnan(summarize(values, groups=torch.zeros(4, dtype=torch.long)).low), "one group"
+    groups = torch.cat([torch.arange(30).repeat_interleave(9), torch.arange(30, 60)])
+    found = summarize((groups >= 30).double(), groups=groups)  # large groups have 0, small ones 1
+    assert found.low < found.mean < found.high < 0.2
+
+
+def test_an_exact_hit_does_not_make_a_mean_infinite():
+    tree = grow(torch.zeros(2, 2, 1, 2, 2), torch.zeros(2, 2).log_softmax(1), 2)
+    torch.testing.assert_close(psnr(tree, torch.zeros(2, 1, 2, 2)), torch.full((2, 2), 100.0))
+
+
+def test_a_probability_of_nothing_counts_as_a_millionth_and_is_counted():
+    values = torch.tensor([[0.0, 1.0, 40.0], [0.0, 13.0, 13.5], [0.0, 20.0, math.inf]])
+    shown, count = clamp_nll(values)
+    limit = math.log(1e6)
+    assert shown.tolist() == [pytest.approx(row) for row in
+                              ([0, 1, limit], [0, 13, 13.5], [0, limit, limit])]  # fmt: skip
+    assert count == 2
+
+
 class Constant(torch.nn.Module):
     """A network that always says the same leaves, with the same probabilities."""
 
@@ -228,6 +266,14 @@ def test_report_holds_what_the_contract_names(blobs):
     )  # fmt: skip
     assert free["psnr_hole"] is None
     assert free["hole_pixels"] is None
+    scores["nll"] = scores["nll"].clone()
+    scores["nll"][3, 1] = 40.0
+    pairs = torch.arange(10) // 2
+    table = report(constant_predictor(hole), scores, model="m", task="t", split="test",
+                   groups=pairs)  # fmt: skip
+    assert (table["n"], table["groups"], table["nll_clamped"]) == (10, 5, 1)
+    expected = summarize(scores["psnr"][:, 1], groups=pairs)
+    assert table["psnr"][1] == {"depth": 1, **expected._asdict()}
 
 
 def test_information_is_what_probabilities_tell_apart():
@@ -280,3 +326,19 @@ def test_leaf_table_is_over_the_images_that_reach_a_leaf():
     assert second["frequency"] == 0
     assert second["psnr"] is second["root_psnr"] is None
     assert third["psnr"] == pytest.approx(30.0)
+
+
+def test_the_path_is_over_all_pixels_though_the_psnr_is_not():
+    leaves = torch.tensor([[[0.0, 1.0], [0.4, 0.0]]]).reshape(1, 2, 1, 1, 2)
+    tree = grow(leaves, torch.full((1, 2), 0.5).log(), 2)
+    x, mask = torch.zeros(1, 1, 1, 2), torch.tensor([[True, False]])
+    assert tree.descend(x)[0, -1] == 1
+    assert psnr(tree, x, mask)[0, 1].item() == pytest.approx(-20 * math.log10(0.4))
+
+
+def test_validation_speaks_of_the_hole(blobs):
+    images = ImageSet(blobs(10).x[:, :, :4, :4].contiguous())
+    predictor, recipe = constant_predictor(Inpaint.box((0, 1), (0, 3), size=(4, 4))), make_recipe()
+    scores = score(predictor, images, seed=recipe.seed)
+    line = validate(predictor, images, recipe)
+    assert line["val_psnr"] == pytest.approx(scores["psnr_hole"].mean(dim=0).tolist())

@@ -12,6 +12,7 @@ from posterior_trees import UNet, wrap
 from posterior_trees.measure import Denoise, Inpaint
 from posterior_trees.networks import Backbone, ProbabilityHead, unet
 from posterior_trees.networks.fold import fold
+from posterior_trees.networks.padding import crop, pad
 from posterior_trees.networks.unet import (
     LeafConv,
     UpConv,
@@ -20,7 +21,7 @@ from posterior_trees.networks.unet import (
     enlarging,
     norm_groups,
 )
-from posterior_trees.predictor import TreePredictor, crop, pad
+from posterior_trees.predictor import TreePredictor
 
 
 def seeded(seed: int = 0) -> torch.Generator:

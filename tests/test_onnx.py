@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from posterior_trees import Colorize, Tree, TreePredictor, UNet, cli, load
+from posterior_trees import Colorize, Tree, TreePredictor, UNet, cli, load, wrap
 from posterior_trees.data.registry import terms_of
 from posterior_trees.networks import ResidualUNet
 from posterior_trees.onnx_export import output_names, properties, save_onnx
@@ -133,6 +133,13 @@ def test_sizes_off_the_grid_are_refused(colour) -> None:
         run(colour[1], torch.rand(1, 1, 40, 33))
 
 
+def test_a_predictor_of_any_input_is_told_what_a_graph_needs(tmp_path: Path) -> None:
+    net = wrap(torch.nn.Conv2d(3, 8, 1), features=8, channels=1, branching=2, depth=1)
+    with pytest.raises(ValueError, match=r"measurement=Paired\(1, N, is_residual=False\)"):
+        save_onnx(net.eval(), tmp_path / "net.onnx")
+    assert not list(tmp_path.iterdir())
+
+
 def test_outputs_are_named_root_first() -> None:
     assert output_names(colour_predictor()) == [
         "leaves", "probabilities", "level_0", "level_1", "level_2", "probs_1", "probs_2",
@@ -158,3 +165,17 @@ def test_wrong_exports_are_explained(words, code: int, says: str, capsys) -> Non
         cli.main(["export", "digits", *words])
     assert stop.value.code == code
     assert says in capsys.readouterr().err
+
+
+def test_the_file_says_its_tree_and_its_origin() -> None:
+    """As many levels below the root as there are numbers of children."""
+    predictor = colour_predictor()
+    predictor.about |= {"commit": "abc", "date": "2026-01-02", "epochs": 3}
+    said = properties(predictor)
+    assert (said["branching"], said["depth"]) == ("2,2", "2")
+    assert said["depth"] == output_names(predictor)[-1].removeprefix("probs_")
+    assert (said["task"], said["commit"], said["date"]) == ("faces_colorize", "abc", "2026-01-02")
+    assert "epochs" not in said
+    plain = wrap(torch.nn.Conv2d(3, 8, 3), features=8, channels=3, branching=3, depth=1)
+    assert properties(plain)["data_terms"] == "those of your own data"
+    assert properties(plain)["task"] == "own"

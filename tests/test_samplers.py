@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
 from posterior_trees import toys
 from posterior_trees.baselines import (
@@ -471,3 +472,36 @@ def test_wrong_calls_are_named() -> None:
         repaint(denoise, bias.HIDE_SECOND, y, 1, jump=0)
     with pytest.raises(ValueError, match="levels is 1"):
         linear_alpha_bar(1)
+
+
+@pytest.mark.parametrize("sigma_n", [0.001, 1.0, 30.0])
+def test_diffpir_weighs_the_measurement_by_its_noise(sigma_n: float) -> None:
+    r"""A denoiser that says 0 against y = 1: what is seen has the mean √ᾱ' / (1 + ρ)."""
+
+    class Zero:
+        alpha_bar, evaluations = linear_alpha_bar(), 0
+
+        def __init__(self) -> None:
+            self.seen: list[Tensor] = []
+
+        def __call__(self, x: Tensor, t: int) -> Tensor:
+            self.seen.append(x.clone())
+            return torch.zeros_like(x)
+
+    denoise, hide = Zero(), Inpaint(torch.tensor([False, True]), fill=0.0)
+    y = torch.tensor([[1.0, 0.0]], dtype=torch.float64)
+    diffpir(denoise, hide, y, 40_000, steps=4, sigma_n=sigma_n, generator=seeded())
+    steps = zip(pairwise(quad_times(1000, 4)), denoise.seen[1:], strict=True)
+    for (now, then), x in steps:
+        here, next_ = alpha_at(denoise.alpha_bar, now), alpha_at(denoise.alpha_bar, then)
+        rho = sigma_n**2 * here / (1 - here)
+        expected = math.sqrt(next_) / (1 + rho)
+        assert x[:, 0].mean().item() == pytest.approx(expected, abs=0.02)
+
+
+def test_denoising_clips_only_on_request() -> None:
+    y = torch.full((1, 2), 3.0, dtype=torch.float64)
+    options = {"steps": 8, "generator": seeded()}
+    assert denoising(Shrinker(), Denoise(0.5), y, 50, **options).abs().max() > 1
+    tight = denoising(Shrinker(), Denoise(0.5), y, 50, **options, clip=(-0.5, 0.5))
+    assert tight.abs().max() <= 0.5 + 1e-12

@@ -5,8 +5,14 @@ import torch
 from tiny import make_tree
 
 from posterior_trees import psnr
+from posterior_trees.association import Association
+from posterior_trees.build import build_predictor
 from posterior_trees.loss import objective
+from posterior_trees.predictor import evaluating
 from posterior_trees.train import fit
+from posterior_trees.training import learn
+from posterior_trees.training.feed import Feed
+from posterior_trees.training.learn import Learner
 from posterior_trees.training.run import read_log
 from posterior_trees.training.seeds import SIDE, coarse, distances, find_centres, start_centres
 
@@ -54,11 +60,11 @@ def test_a_guide_leads_only_while_its_number_is_above_0(more) -> None:
     if "handicaps" in more:
         draws = [torch.rand(n, generator=seeded(), dtype=torch.float64) + 0.5 for n in (1, 3, 9)]
         more = {"handicaps": draws}
-    plain = objective(tree, x, 0.1, **more)
+    plain = objective(tree, x, 0.1, Association(**more))
     far = [torch.rand(level.shape, generator=seeded()) for level in tree.errors(x)]
 
     def led(number: float):
-        return objective(tree, x, 0.1, **more, guide=(far, torch.tensor(number)))
+        return objective(tree, x, 0.1, Association(**more, guide=(far, torch.tensor(number))))
 
     for ours, theirs in zip(led(0.0), plain, strict=True):
         assert ours is theirs is None or torch.equal(ours, theirs)
@@ -66,7 +72,7 @@ def test_a_guide_leads_only_while_its_number_is_above_0(more) -> None:
     assert torch.equal(led(1.0).leaf, path[:, -1])
     assert not torch.equal(led(1.0).leaf, plain.leaf)
     assert torch.allclose(led(1.0).nll, -tree.log_probs[-1].gather(1, path[:, -1:])[:, 0])
-    alone = objective(tree, x, 0.0, **more, guide=(far, torch.tensor(1.0))).squared
+    alone = objective(tree, x, 0.0, Association(**more, guide=(far, torch.tensor(1.0)))).squared
     levels = zip(tree.errors(x), path.T, strict=True)
     along = [errors.gather(1, nodes.unsqueeze(1)).squeeze(1) for errors, nodes in levels]
     assert torch.allclose(alone, torch.stack(along).sum(dim=0))
@@ -100,3 +106,60 @@ def test_a_root_alone_learns_the_same_with_seeds(tmp_path, recipe, blobs) -> Non
     )
     for one, other in zip(with_seeds.parameters(), without.parameters(), strict=True):
         assert torch.equal(one, other)
+
+
+def test_centres_are_those_of_what_the_network_predicts(tmp_path, recipe, blobs, monkeypatch):
+    """Nothing is dropped to find them, and batch norms do not learn from it."""
+    seed, find, clustered = Learner.seed, find_centres, []
+
+    def spy(self, batches, generator) -> None:
+        kept = list(batches)
+        before = {name: part.clone() for name, part in self.network.state_dict().items()}
+        seed(self, kept, generator)
+        for name, part in self.network.state_dict().items():
+            assert torch.equal(part, before[name]), name
+        with torch.no_grad(), evaluating(self.predictor):
+            missed = torch.cat([coarse(x - self.predictor(y).root) for x, y in kept])
+        assert torch.equal(clustered.pop(), missed)
+        clustered.append("looked")
+
+    def noting(rows, *options):
+        clustered.append(rows)
+        return find(rows, *options)
+
+    monkeypatch.setattr(Learner, "seed", spy)
+    monkeypatch.setattr(learn, "find_centres", noting)
+    changes = ("loss.seeds=1", "loss.epsilon_start=1", "training.epochs=2", "network.dropout=0.5",
+               "network.head_norm=batch", "network.head_dropout=0.5")  # fmt: skip
+    fit(recipe(*changes), tmp_path, images=(blobs(24), None), accelerator="cpu")
+    assert clustered == ["looked"]
+
+
+def test_the_images_to_be_clustered_are_drawn_from_all(recipe, blobs) -> None:
+    """Files may be sorted: the first of them are no sample."""
+    chosen, images = recipe(), blobs(40)
+    feed = Feed(chosen, build_predictor(chosen), images)
+    x = torch.cat([x for x, _ in feed.glance(16, seeded())])
+    whole, _ = images.batch(range(40))
+    found = torch.cdist(x.flatten(1), whole.flatten(1)).argmin(dim=1)
+    assert len(found.unique()) == 16
+    assert found.max() >= 16
+    other = torch.cat([x for x, _ in feed.glance(16, torch.Generator().manual_seed(1))])
+    assert not torch.equal(x, other)
+
+
+def test_centres_guide_for_as_many_epochs_as_are_asked_for(
+    tmp_path, recipe, blobs, monkeypatch
+) -> None:
+    """From 1 to 2.5 epochs of three steps each; then the nearest child takes over."""
+    guided, inside = [], Learner.learn
+
+    def spy(self, step, *batch):
+        winners = inside(self, step, *batch)
+        guided.append(self.numbers[-1].item())
+        return winners
+
+    monkeypatch.setattr(Learner, "learn", spy)
+    changes = ("loss.seeds=1.5", "loss.epsilon_start=1", "training.epochs=4")
+    fit(recipe(*changes), tmp_path, images=(blobs(24), None), accelerator="cpu")
+    assert guided == [0] * 3 + [1] * 5 + [0] * 4

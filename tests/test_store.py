@@ -188,3 +188,9 @@ def test_flattening_keeps_numbers_exactly():
     numbers = [0.1, 1e-300, 3.0, 2**53, 1 / 3]
     _, facts = store.flatten({"numbers": numbers})
     assert store.unflatten({}, json.loads(json.dumps(facts)))["numbers"] == numbers
+
+
+def test_a_file_can_be_read_by_others(tmp_path):
+    """Temporary files are their owner's alone; a model in a shared folder is not."""
+    store.write(tmp_path / "f", {"x": torch.tensor(1)}, {})
+    assert (tmp_path / "f").stat().st_mode & 0o777 == 0o644

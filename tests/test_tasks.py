@@ -11,6 +11,7 @@ import torch
 from standins import make_standins
 
 from posterior_trees import cli, grow, load, store
+from posterior_trees.association import Association
 from posterior_trees.build import build_measurement, build_predictor
 from posterior_trees.data import grid_patches, load_evaluation, load_split
 from posterior_trees.loss import objective
@@ -257,7 +258,7 @@ def test_prices_climb_to_an_assignment_with_equal_shares() -> None:
     bias, one = start_bias((3,)), torch.tensor(1.0)
     plain = objective(tree, x).leaf.bincount(minlength=3) / 3000
     for _ in range(400):
-        taught = objective(tree, x, 0.0, handicaps(bias, (3,), one)).taught
+        taught = objective(tree, x, 0.0, Association(handicaps(bias, (3,), one))).taught
         note_taught(bias, taught, (3,))
     shares = taught.bincount(minlength=3) / 3000
     assert plain.max() > 0.7
@@ -270,11 +271,14 @@ def test_a_handicap_decides_who_learns_and_nothing_else() -> None:
     log_probs = torch.randn(5, 4, generator=generator, dtype=torch.float64).log_softmax(1)
     x = torch.randn(5, 3, generator=generator, dtype=torch.float64)
     tree = grow(leaves, log_probs, 2)
-    plain, even = objective(tree, x), objective(tree, x, 0.0, [torch.ones(n) for n in (1, 2, 4)])
+    plain, even = (
+        objective(tree, x),
+        objective(tree, x, 0.0, Association([torch.ones(n) for n in (1, 2, 4)])),
+    )
     assert torch.equal(plain.squared, even.squared)
     # a child that pays a fortune never learns: its sibling does instead
     factors = [torch.ones(1), torch.tensor([1e9, 1.0]), torch.ones(4)]
-    handicapped = objective(tree, x, 0.0, factors)
+    handicapped = objective(tree, x, 0.0, Association(factors))
     errors = tree.errors(x)
     expected = errors[0][:, 0] + errors[1][:, 1] + errors[2][:, 2:].min(dim=1).values
     torch.testing.assert_close(handicapped.squared, expected)

@@ -375,3 +375,15 @@ def test_predict_cuts_pictures_by_itself_and_as_told(tile, limit, largest, monke
     tree = predictor_of(network).predict(torch.rand(1, 40, 700), tile=tile)
     assert max(size[-1] for size in network.sizes) == largest
     assert tree.shape == (1, 40, 700)
+
+
+def test_a_network_in_training_predicts_tiles_without_dropout() -> None:
+    torch.manual_seed(0)
+    network = UNet(1, 1, 2, width=4, dropout=0.5, head_dropout=0.5).double()
+    predictor = TreePredictor(network, Paired(1, 1), branching=2, depth=1, channels=1, multiple=16)
+    y = torch.rand(1, 1, 48, 64, dtype=torch.float64)
+    expected = predict_tiled(predictor.eval(), y, 32, 16)
+    found = predict_tiled(predictor.train(), y, 32, 16)
+    assert predictor.training
+    for one, other in zip(found.images, expected.images, strict=True):
+        torch.testing.assert_close(one, other)

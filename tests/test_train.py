@@ -44,6 +44,7 @@ from posterior_trees.seeding import seed_device
 from posterior_trees.train import Trainer, fit
 from posterior_trees.training import learn, optimize
 from posterior_trees.training.devices import make_fabric
+from posterior_trees.training.feed import Feed
 from posterior_trees.training.health import (
     Health,
     idle_options,
@@ -51,6 +52,7 @@ from posterior_trees.training.health import (
     warn_of_deafness,
 )
 from posterior_trees.training.optimize import Schedule, load_slots, make_optimizer
+from posterior_trees.training.order import Order
 from posterior_trees.training.run import Run, RunError, read_log
 
 FAST = ("optimizer.lr=0.02", "optimizer.head_lr=0.02")
@@ -636,6 +638,12 @@ def test_without_validation_the_last_weights_are_the_best(tmp_path, recipe, blob
     stored = state_of(tmp_path)
     assert all(torch.equal(v, stored[f"average/{k}"]) for k, v in best_of(tmp_path).items())
     assert "val_loss" not in log_of(tmp_path)[-1]
+
+
+def test_without_validation_the_first_epoch_leaves_a_model_too(tmp_path, recipe, blobs):
+    with pytest.raises(StoppedError):
+        train(recipe("training.epochs=4"), tmp_path, (blobs(24), None), watch=stop_at(4))
+    assert load(tmp_path, device="cpu").about["epochs"] == 1
 
 
 def test_best_is_the_epoch_of_the_lowest_validation_loss(tmp_path, recipe, images):
@@ -1322,3 +1330,48 @@ def test_a_head_that_needs_two_images_says_so(tmp_path, recipe, blobs, few):
     with pytest.raises(RunError, match="head_norm='batch' needs at least 2: give it more"):
         fit(recipe("network.head_norm=batch", *changes), tmp_path, images=images, accelerator="cpu")
     fit(recipe("training.epochs=1", *changes), tmp_path, images=images, accelerator="cpu")
+
+
+def test_every_epoch_takes_each_image_in_an_order_of_its_own():
+    """`repeat` times each, wherever a run that was stopped begins again."""
+
+    def make() -> Order:
+        generator = lambda epoch: torch.Generator().manual_seed(epoch)  # noqa: E731
+        return Order(12, 4, repeat=2, generator=generator, device=torch.device("cpu"))
+
+    order = make()
+    assert order.steps_per_epoch == 6
+    epochs = [torch.cat([order.batch(6 * epoch + i) for i in range(6)]) for epoch in range(3)]
+    for epoch in epochs:
+        assert epoch.bincount().tolist() == [2] * 12
+    for one, other in itertools.combinations(epochs, 2):
+        assert not torch.equal(one, other)
+    for step in (17, 3, 8):
+        assert torch.equal(make().batch(step), epochs[step // 6].split(4)[step % 6])
+
+
+def test_a_run_shuffles_its_images_anew_in_each_epoch(tmp_path, recipe, images, monkeypatch):
+    drawn, draw = [], Feed.draw
+
+    def spy(self, step):
+        drawn.append(draw(self, step))
+        return drawn[-1]
+
+    monkeypatch.setattr(Feed, "draw", spy)
+    train(recipe("training.epochs=3"), tmp_path, images)
+    epochs = torch.cat(drawn).split(24)
+    assert all(epoch.sort().values.tolist() == list(range(24)) for epoch in epochs)
+    assert len({tuple(epoch.tolist()) for epoch in epochs}) == 3
+
+
+def test_each_step_drops_other_features(tmp_path, recipe, images, monkeypatch):
+    """The same ones in the same step of another run, which need not have begun at the same one."""
+    import posterior_trees.train as module
+
+    seeds, seed = [], seed_device
+    monkeypatch.setattr(module, "seed_device", lambda d, s: (seeds.append(s), seed(d, s)))
+    chosen = recipe("network.dropout=0.1", "training.epochs=2")
+    train(chosen, tmp_path / "one", images)
+    assert len(set(seeds)) == len(seeds) == 6
+    train(chosen, tmp_path / "two", images)
+    assert seeds[6:] == seeds[:6]

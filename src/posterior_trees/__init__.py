@@ -1,7 +1,7 @@
 """Posterior Trees: a tree of answers for image restoration, in one forward pass.
 
-The public names, in the order of the data flow:
-measurement → network → predictor → tree → loss / metrics / explorer.
+The public names lie along the data flow, measurement → network → predictor → tree → loss / metrics
+/ explorer; the map of the whole package is in CONTRIBUTING.md.
 
 A name is imported when it is first asked for: `ptrees --help` need not wait for torch, and whoever
 stops a command while torch is loading meets the command line's own answer.
@@ -68,6 +68,7 @@ def __getattr__(name: str) -> Any:
     """A public name, or a module, as if all had been imported."""
     if name in _HOME:
         found = globals()[name] = getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+        import_module(f"{__name__}.explore")  # from now on trees show themselves in notebooks
         return found
     if name.startswith("_") or find_spec(f"{__name__}.{name}") is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

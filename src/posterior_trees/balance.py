@@ -33,8 +33,8 @@ import torch
 from jaxtyping import Float, Float64, Int, Int64
 from torch import Tensor
 
-from posterior_trees.batching import put_in_order, sweep, take_furthest_behind
-from posterior_trees.drawing import closed_form, exact_form, limit_shares
+from posterior_trees.balance_batches import put_in_order, sweep, take_furthest_behind
+from posterior_trees.balance_shares import closed_form, exact_form, limit_shares
 from posterior_trees.seeding import make_marks
 
 REBASE_EPOCHS = 32  # stored counts double every epoch; this often they are scaled back

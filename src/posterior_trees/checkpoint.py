@@ -71,7 +71,7 @@ def start_from(predictor: TreePredictor, name_or_path: str | PathLike[str]) -> N
     """Give a predictor that is to be trained the weights of a model of the same layout."""
     file = find_model(name_or_path)
     weights, _ = store.read(file)
-    if difference := _difference(predictor.network, weights):
+    if difference := find_difference(predictor.network, weights):
         raise ModelError(
             f"training cannot begin with the weights of {name_or_path}: {difference}. Give the "
             "recipe the model's [tree], [network] and channels"
@@ -81,19 +81,18 @@ def start_from(predictor: TreePredictor, name_or_path: str | PathLike[str]) -> N
 
 
 def export_model(
-    model: str | PathLike[str],
     file: str | PathLike[str],
+    predictor: TreePredictor,
+    recipe: Recipe,
+    *,
     dtype: torch.dtype = torch.bfloat16,
     scores: dict[str, Any] | None = None,
-    predictor: TreePredictor | None = None,
 ) -> None:
-    """Write a model for others to use: weights in `dtype`, and its test scores in its card. It is
-    loaded already where a `predictor` is given."""
-    predictor = predictor or load(model, device="cpu")
+    """Write a model for others to use: weights in `dtype`, and its test scores in its card."""
     about = dict(predictor.about)
     if scores:  # a card names the model, not the folder it lay in when it was scored
         about["test"] = scores | {"model": Path(scores["model"]).name}
-    save_model(file, predictor, load_recipe(model), about, dtype)
+    save_model(file, predictor, recipe, about, dtype)
 
 
 def load_recipe(name_or_path: str | PathLike[str]) -> Recipe:
@@ -149,7 +148,7 @@ def find_model(name_or_path: str | PathLike[str]) -> Path:
 
 def load_weights(network: torch.nn.Module, weights: dict, origin: str) -> None:
     """Copy weights into a network of the same layout, or say what differs."""
-    if difference := _difference(network, weights):
+    if difference := find_difference(network, weights):
         raise ModelError(
             f"{origin} has another layout than its recipe: {difference}. "
             "Trained with a predictor of your own? Give it: load(…, predictor=mine), or "
@@ -158,7 +157,7 @@ def load_weights(network: torch.nn.Module, weights: dict, origin: str) -> None:
     network.load_state_dict(weights)
 
 
-def _difference(network: torch.nn.Module, weights: dict) -> str:
+def find_difference(network: torch.nn.Module, weights: dict) -> str:
     """In what the layout of `weights` differs from the network's, or nothing."""
     have = {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
     given = {name: tuple(tensor.shape) for name, tensor in weights.items()}

@@ -1,16 +1,12 @@
 """`ptrees demo`: trees of sample digits, predicted on the spot by the model that ships with the
 package, as one web page and a few figures. It needs neither data nor a GPU nor the network."""
 
-from importlib import resources
 from os import PathLike
 from typing import Any
 
-import numpy as np
 import torch
-from jaxtyping import Float
-from PIL import Image
-from torch import Tensor
 
+from posterior_trees.assets import DIGITS, PAPER, sample_digits
 from posterior_trees.checkpoint import load
 from posterior_trees.data import evenly_spaced
 from posterior_trees.explore import page
@@ -19,19 +15,13 @@ from posterior_trees.predict import make_folder
 from posterior_trees.predictor import TreePredictor
 from posterior_trees.store import write_bytes
 
-SIDE = 28
 TEST_DIGITS = 10_000
 """The sample digits are evenly spaced in MNIST's test set, see assets/README.md."""
 DRAWN = 4
 """How many trees become figures."""
 
-ABOUT = {
-    "task": "The upper 20 of 28 rows are hidden; every branch is one way to complete the digit.",
-    "method": "Nehme, Mulayoff and Michaeli, Hierarchical Uncertainty Exploration via Feedforward "
-    "Posterior Trees, NeurIPS 2024",
-    "data": "Digits: MNIST by Yann LeCun, Corinna Cortes and Christopher J.C. Burges (commonly "
-    "CC BY-SA 3.0), evenly spaced in its test set, not seen in training",
-}
+TASK = "The upper 20 of 28 rows are hidden; every branch is one way to complete the digit."
+SAMPLES = f"{DIGITS} (commonly CC BY-SA 3.0), evenly spaced in its test set, not seen in training"
 
 
 @torch.inference_mode()
@@ -73,15 +63,6 @@ def make_demo(out: str | PathLike[str]) -> str:
     )
 
 
-def sample_digits() -> Float[Tensor, "n 1 28 28"]:
-    """The test digits that ship with the package, in [0, 1]."""
-    sheet = resources.files("posterior_trees") / "assets" / "digits.png"
-    with sheet.open("rb") as file, Image.open(file) as image:
-        pixels = torch.from_numpy(np.array(image.convert("L")))
-    tiles = pixels.unfold(0, SIDE, SIDE).unfold(1, SIDE, SIDE).reshape(-1, 1, SIDE, SIDE)
-    return tiles.float() / 255
-
-
 def model_card(predictor: TreePredictor) -> dict[str, str]:
     """Words for the page's footer: the model, its measured scores, and whom to thank.
 
@@ -91,13 +72,13 @@ def model_card(predictor: TreePredictor) -> dict[str, str]:
     facts = predictor.about
     layout = " × ".join(map(str, predictor.branching))
     card = {"name": f"Digits tree, {layout} leaves" if layout else "Digits, root only"}
-    card |= {"task": ABOUT["task"]}
+    card |= {"task": TASK}
     if scores := _scores(facts.get("test") or {}):
         card["scores"] = scores
     made = [f"{key} {facts[key]}" for key in ("version", "commit", "date") if facts.get(key)]
     if made:
         card["origin"] = "Trained with posterior-trees " + ", ".join(made)
-    return card | {"method": ABOUT["method"], "data": ABOUT["data"]}
+    return card | {"method": PAPER, "data": SAMPLES}
 
 
 def _scores(table: dict[str, Any]) -> str:

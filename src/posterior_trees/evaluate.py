@@ -8,8 +8,16 @@ import torch
 from torch import Tensor
 
 from posterior_trees.data import ImageSet
-from posterior_trees.measure import Inpaint, Paired, measure_each
-from posterior_trees.metrics import displacement, entropy, information, nll, psnr, summarize
+from posterior_trees.measure import Paired, hole_of, measured_batch
+from posterior_trees.metrics import (
+    clamp_nll,
+    displacement,
+    entropy,
+    information,
+    nll,
+    per_depth,
+    psnr,
+)
 from posterior_trees.predictor import TreePredictor
 from posterior_trees.recipe import Recipe
 from posterior_trees.tree import Tree
@@ -24,7 +32,7 @@ def score(
     """Per-image values on the CPU: `psnr`, `psnr_hole`, `nll`, `entropy` (n, depth+1), the winning
     `leaf` (n,), the predicted `probs` of the leaves (n, leaves) and for pairs the `offset` (n, 2)
     of the truth from the root in pixels. `watch` wraps the batches."""
-    hole = predictor.measurement.hole if isinstance(predictor.measurement, Inpaint) else None
+    hole = hole_of(predictor.measurement)
 
     def judge(tree: Tree, x: Tensor) -> dict[str, Tensor]:
         values = {
@@ -55,22 +63,31 @@ def judge_each(
     """What `judge(tree, x)` says of the trees of all images, on the CPU, batch after batch."""
     rows: dict[str, list[Tensor]] = {}
     for indices in watch(torch.arange(len(images)).split(batch_size)):
-        x, y = images.batch(indices)
-        x = x.to(predictor.device)
-        y = measure_each(predictor.measurement, x, indices, seed) if y is None else y
-        for name, value in judge(predictor(y.to(predictor.device)), x).items():
+        place = predictor.measurement, seed, predictor.device
+        x, y = measured_batch(images, indices, *place)
+        for name, value in judge(predictor(y), x).items():
             rows.setdefault(name, []).append(value.cpu())
     return {name: torch.cat(parts) for name, parts in rows.items()}
 
 
 def report(
-    predictor: TreePredictor, scores: dict[str, Tensor], *, model: str, task: str, split: str
+    predictor: TreePredictor,
+    scores: dict[str, Tensor],
+    *,
+    model: str,
+    task: str,
+    split: str,
+    groups: Tensor | None = None,
 ) -> dict[str, Any]:
-    """The documented JSON of `ptrees evaluate`, without the timing."""
-    measurement = predictor.measurement
-    hole = int(measurement.hole.sum()) if isinstance(measurement, Inpaint) else None
-    per_depth = {
-        name: _per_depth(scores[name]) if name in scores else None
+    """The documented JSON of `ptrees evaluate`, without the timing; `groups` of images that are
+    not independent (`data.find_groups`) are drawn together for the intervals. `"groups"` is then
+    their number, and `"nll_clamped"`, if there are any, that of images in which the branch of the
+    truth had less than a millionth, and counts as that."""
+    hole = hole_of(predictor.measurement)
+    likelihoods, clamped = clamp_nll(scores["nll"])
+    shown = {**scores, "nll": likelihoods}
+    summaries = {
+        name: per_depth(shown[name], groups) if name in shown else None
         for name in ("psnr", "psnr_hole", "nll", "entropy")
     }
     return {
@@ -81,8 +98,10 @@ def report(
         "n": len(scores["leaf"]),
         "branching": list(predictor.branching),
         "clip": False,
-        **per_depth,
-        "hole_pixels": hole,
+        **({} if groups is None else {"groups": len(groups.unique())}),
+        **summaries,
+        **({"nll_clamped": clamped} if clamped else {}),
+        "hole_pixels": None if hole is None else int(hole.sum()),
         "leaves": leaf_table(scores),
         **({"offset": scores["offset"].mean(dim=0).tolist()} if "offset" in scores else {}),
     }
@@ -108,22 +127,14 @@ def leaf_table(scores: dict[str, Tensor]) -> list[dict[str, float | None]]:
 @torch.inference_mode()
 def seconds_per_image(predictor: TreePredictor, images: ImageSet, batch_size: int = 64) -> float:
     """Time of one tree in a batch, the best of a few after a warm-up."""
-    x, y = images.batch(torch.arange(min(batch_size, len(images))))
-    x = x.to(predictor.device)
-    y = measure_each(predictor.measurement, x, torch.arange(len(x)), 0) if y is None else y
-    y = y.to(predictor.device)
+    first = torch.arange(min(batch_size, len(images)))
+    _, y = measured_batch(images, first, predictor.measurement, 0, predictor.device)
     times = []
     for _ in range(4):
         start = time.perf_counter()
         predictor(y).root.sum().item()
         times.append(time.perf_counter() - start)
-    return min(times[1:]) / len(x)
-
-
-def _per_depth(values: Tensor) -> list[dict[str, float | int]]:
-    return [
-        {"depth": depth, **summarize(column)._asdict()} for depth, column in enumerate(values.T)
-    ]
+    return min(times[1:]) / len(y)
 
 
 def validate(predictor: TreePredictor, images: ImageSet, recipe: Recipe) -> dict[str, Any]:
@@ -131,8 +142,8 @@ def validate(predictor: TreePredictor, images: ImageSet, recipe: Recipe) -> dict
     predictor.eval()
     scores = score(predictor, images, batch_size=recipe.training.evaluation_batch, seed=recipe.seed)
     errors = (10 ** (-scores["psnr"].double() / 10)).mean(dim=0)
-    beta = recipe.loss.beta if recipe.loss.probability == "cross_entropy" else 0.0
-    loss = errors.sum() + beta * errors[0] * scores["nll"][:, -1].double().mean()
+    surprise = errors[0] * scores["nll"][:, -1].double().mean()
+    loss = errors.sum() + recipe.loss.cross_entropy_weight * surprise
     quality = scores.get("psnr_hole", scores["psnr"])
     return {
         "val_loss": loss.item(),

@@ -6,8 +6,8 @@ from pathlib import Path
 import torch
 
 from posterior_trees.data import ImageSet, evenly_spaced
-from posterior_trees.measure import Inpaint, measure_each
-from posterior_trees.predictor import TreePredictor
+from posterior_trees.measure import hole_of, measured_batch
+from posterior_trees.predictor import TreePredictor, evaluating
 from posterior_trees.tree import Tree
 
 
@@ -20,22 +20,20 @@ def predict_examples(
     if wrong:
         raise ValueError(f"image {wrong[0]} is not among 0…{len(images) - 1}")
     index = torch.as_tensor(indices)
-    x, y = images.batch(index)
-    x = x.to(predictor.device)
-    y = measure_each(predictor.measurement, x, index, seed) if y is None else y
-    tree = predictor(y.to(predictor.device))
-    return tree.to("cpu"), y.cpu(), x.cpu()
+    x, y = measured_batch(images, index, predictor.measurement, seed, predictor.device)
+    return predictor(y).to("cpu"), y.cpu(), x.cpu()
 
 
 def around_hole(predictor: TreePredictor) -> tuple[slice, slice]:
     """Rows and columns of the hole that a model fills, and a margin: a sixteenth of the picture's
     longer side."""
-    if not isinstance(predictor.measurement, Inpaint) or predictor.measurement.hole.ndim != 2:
+    hole = hole_of(predictor.measurement)
+    if hole is None or hole.ndim != 2:
         raise ValueError(
             f"{predictor.name or 'this model'} fills no hole that a figure could come closer to; "
             "leave out --closer"
         )
-    hole, sides = predictor.measurement.hole, []
+    sides = []
     for size, hidden in ((hole.shape[0], hole.any(dim=1)), (hole.shape[1], hole.any(dim=0))):
         places = hidden.nonzero()
         first, last, margin = int(places.min()), int(places.max()), max(hole.shape) // 16
@@ -60,8 +58,7 @@ def save_examples(
 
     part = (..., *around_hole(predictor)) if is_closer else ...
     chosen = indices or evenly_spaced(len(images), count)
-    was_training = predictor.training
-    tree, y, x = predict_examples(predictor.eval(), images, chosen, seed)
-    predictor.train(was_training)
-    shown = Tree([level[part] for level in tree.images], tree.log_probs, tree.branching)
+    with evaluating(predictor):
+        tree, y, x = predict_examples(predictor, images, chosen, seed)
+    shown = tree.map_images(lambda images: images[part])
     save_figure(shown, file, y=y[part], x=x[part], dpi=dpi)

@@ -12,10 +12,15 @@ the network says. Where no such $P$ exists (noise, paired channels) it is the id
 All maps work on any leading axes: one image, a batch, or a batch of leaves.
 """
 
+from typing import TYPE_CHECKING
+
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+if TYPE_CHECKING:
+    from posterior_trees.data import ImageSet
 
 
 class Measurement(nn.Module):
@@ -209,6 +214,13 @@ class Paired(Measurement):
         return self.input_channels
 
 
+class Free(Paired):
+    """A measurement nothing is known about: the network predicts images from any input."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__(channels, input_channels=0, is_residual=False)  # 0: any number
+
+
 def is_same(one: Measurement, other: Measurement) -> bool:
     """Whether two measurements hide the same things; those of pairs come with the data."""
     if isinstance(one, Paired) and isinstance(other, Paired):
@@ -227,6 +239,21 @@ def _numbers(measurement: Measurement) -> dict[str, float | int]:
     """The plain numbers that a measurement was made with: a fill, a factor, a noise."""
     kept = vars(measurement).items()
     return {k: v for k, v in kept if isinstance(v, int | float) and not isinstance(v, bool)}
+
+
+def hole_of(measurement: Measurement) -> Bool[Tensor, "*shape"] | None:
+    """The hidden pixels, where a measurement hides some."""
+    return measurement.hole if isinstance(measurement, Inpaint) else None
+
+
+def measured_batch(
+    images: "ImageSet", indices: Tensor, measurement: Measurement, seed: int, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Clean images of a set and their measurements: as recorded, or made by `measure_each`."""
+    x, y = images.batch(indices)
+    x = x.to(device)
+    y = measure_each(measurement, x, indices, seed) if y is None else y
+    return x, y.to(device)
 
 
 def measure_each(

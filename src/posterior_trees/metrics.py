@@ -2,19 +2,26 @@ r"""What a tree is judged by: per-image values on the greedy path of the truth (
 
 From the root the truth goes to the nearest child, level by level. At each depth of that path we
 read the PSNR of the node and the negative log of its probability. Nothing is clipped; values are
-per image and reduced once, by `summarize`, with a bootstrap interval over images.
+per image and reduced once, by `summarize`, with a bootstrap interval over images; windows of one
+image say much the same, and are drawn together.
 
 NLL alone is no score of quality (a tree with one sure child scores 0): read it next to the PSNR and
 next to the entropy of the predicted probabilities. NLL − entropy ≈ 0 means calibrated.
 """
 
+import math
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from posterior_trees.tree import Tree
+
+LEAST_ERROR = 1e-10
+"""No squared error below this, 100 dB: one exact hit would make every mean infinite."""
+LEAST_PROBABILITY = 1e-6
+"""In a table no probability is below this, so that no single image decides the mean NLL."""
 
 
 def psnr(
@@ -31,7 +38,7 @@ def psnr(
         squares = (nodes - x).square()
         if mask is not None:
             squares = squares[..., mask.to(squares.device)]
-        values.append(-10 * squares.flatten(1).mean(dim=1).log10())
+        values.append(-10 * squares.flatten(1).mean(dim=1).clamp_min(LEAST_ERROR).log10())
     return torch.stack(values, dim=1)
 
 
@@ -84,15 +91,39 @@ class Summary(NamedTuple):
     high: float
 
 
-def summarize(values: Float[Tensor, "b"], draws: int = 1000, seed: int = 0) -> Summary:
+def summarize(
+    values: Float[Tensor, "b"],
+    draws: int = 1000,
+    seed: int = 0,
+    groups: Int[Tensor, "b"] | None = None,
+) -> Summary:
+    """`groups` numbers what each value belongs to: the interval is that of drawing whole groups,
+    and NaN where there is but one."""
     values = values.detach().cpu().double()
     generator = torch.Generator().manual_seed(seed)
-    means = torch.stack(
-        [
-            values[torch.randint(len(values), (len(values),), generator=generator)].mean()
-            for _ in range(draws)
-        ]
-    )
+    place = torch.arange(len(values)) if groups is None else groups.unique(return_inverse=True)[1]
+    counts = place.bincount().double()
+    sums = torch.zeros_like(counts).index_add_(0, place, values)
+    means = torch.empty(draws, dtype=sums.dtype)
+    for i in range(draws):
+        drawn = torch.randint(len(sums), (len(sums),), generator=generator)
+        means[i] = sums[drawn].sum() / counts[drawn].sum()
     low, high = means.quantile(torch.tensor([0.025, 0.975], dtype=means.dtype)).tolist()
+    if groups is not None and len(sums) < 2:
+        low = high = math.nan
     std = values.std(correction=0).item()
     return Summary(values.mean().item(), std, low, high)
+
+
+def per_depth(
+    values: Float[Tensor, "b levels"], groups: Int[Tensor, "b"] | None = None
+) -> list[dict[str, float | int]]:
+    """A summary of each level, for tables."""
+    columns = enumerate(values.T)
+    return [{"depth": d, **summarize(column, groups=groups)._asdict()} for d, column in columns]
+
+
+def clamp_nll(values: Float[Tensor, "b levels"]) -> tuple[Float[Tensor, "b levels"], int]:
+    """NLL for tables, with `LEAST_PROBABILITY`, and for how many images that made a difference."""
+    limit = -math.log(LEAST_PROBABILITY)
+    return values.clamp_max(limit), int((values > limit).any(dim=1).sum())

@@ -29,8 +29,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from posterior_trees.measure import Colorize, Inpaint
-from posterior_trees.predictor import TreePredictor
+from posterior_trees.measure import Colorize, Inpaint, hole_of
+from posterior_trees.predictor import TreePredictor, evaluating
 from posterior_trees.store import write_bytes
 
 OPSET = 18
@@ -54,20 +54,16 @@ class Graph(nn.Module):
 def save_onnx(predictor: TreePredictor, file: str | PathLike[str]) -> None:
     """Write the predictor, whole or not at all; it must be on the CPU and in float32."""
     _check(predictor)
-    was_training = predictor.training
-    try:
-        with _quiet(), torch.no_grad():
-            program: Any = torch.onnx.export(
-                Graph(predictor).eval(),
-                (_example(predictor),),
-                dynamo=True,
-                opset_version=OPSET,
-                input_names=["y"],
-                output_names=output_names(predictor),
-                dynamic_shapes=(_free_axes(predictor),),
-            )
-    finally:
-        predictor.train(was_training)
+    with _quiet(), torch.no_grad(), evaluating(predictor):
+        program: Any = torch.onnx.export(
+            Graph(predictor).eval(),
+            (_example(predictor),),
+            dynamo=True,
+            opset_version=OPSET,
+            input_names=["y"],
+            output_names=output_names(predictor),
+            dynamic_shapes=(_free_axes(predictor),),
+        )
     model = program.model_proto
     for key, value in properties(predictor).items():
         entry = model.metadata_props.add()
@@ -124,7 +120,8 @@ def describe_input(predictor: TreePredictor) -> str:
         return "the picture in [0, 1]; the hidden pixels may hold anything"
     if isinstance(predictor.measurement, Colorize):
         return "the plain mean of the red, green and blue channels, in [0, 1]"
-    return f"the measurement of the task {predictor.name or 'of this model'!r}, in [0, 1]"
+    task = f"the task {predictor.name!r}" if predictor.name else "this model"
+    return f"the measurement of {task}, in [0, 1]"
 
 
 def describe_graph(predictor: TreePredictor) -> str:
@@ -136,8 +133,8 @@ def describe_graph(predictor: TreePredictor) -> str:
 
 def _size(predictor: TreePredictor) -> tuple[int, ...]:
     """Height and width if the mask fixes them."""
-    measurement = predictor.measurement
-    return tuple(measurement.hole.shape) if isinstance(measurement, Inpaint) else ()
+    hole = hole_of(predictor.measurement)
+    return () if hole is None else tuple(hole.shape)
 
 
 def _example(predictor: TreePredictor) -> Tensor:
@@ -169,6 +166,12 @@ def _check(predictor: TreePredictor) -> None:
         raise ValueError(
             f"the predictor is {predictor.dtype} on {predictor.device}; export it from the CPU in "
             'float32: load(model, device="cpu")'
+        )
+    if not predictor.measurement.channels(predictor.channels):
+        raise ValueError(
+            "the predictor was made without a measurement, and a graph must know how many channels "
+            f"y has: wrap(…, measurement=Paired({predictor.channels}, N, is_residual=False)), N of "
+            "them, is the same"
         )
 
 

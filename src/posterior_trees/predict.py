@@ -14,7 +14,6 @@ out/<stem>/tree.json         `{"schema": 1, "picture", "model", "branching", "si
 out/<stem>/count*            with `--count`: the nuclei in the leaves, see `pictures/count.py`
 """
 
-import json
 import os
 import shutil
 import warnings
@@ -50,7 +49,7 @@ from posterior_trees.pictures.size import (
 )
 from posterior_trees.pictures.tiles import OVERLAP, TILE, needs_tiles, predict_tiled
 from posterior_trees.predictor import TreePredictor
-from posterior_trees.store import write_bytes
+from posterior_trees.store import write_bytes, write_json
 from posterior_trees.tree import Tree
 
 SCHEMA = 1
@@ -278,7 +277,7 @@ def _write(
         layout = {"branching": list(tree.branching), "size": list(tree.shape[1:])}
         facts = facts | dict(small.remarks)
         table = {"schema": SCHEMA, **facts, **layout, "nodes": _write_nodes(part, tree)}
-        (part / "tree.json").write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
+        write_json(part / "tree.json", table)
         measures = (also(tree, part, facts) if also else None) or {}
         if not folder.exists():
             part.rename(folder)

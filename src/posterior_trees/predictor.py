@@ -1,17 +1,18 @@
 """From a measurement to a tree, consistent with the measurement by construction."""
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from os import PathLike
 from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from posterior_trees.measure import Measurement, Paired
+from posterior_trees.measure import Free, Measurement
+from posterior_trees.networks.backbone import Backbone
 from posterior_trees.networks.head import Leaves
-from posterior_trees.networks.wrap import Backbone
+from posterior_trees.networks.padding import crop, pad
 from posterior_trees.tree import Tree, grow, layout, level_sizes
 
 if TYPE_CHECKING:
@@ -112,12 +113,13 @@ class TreePredictor(nn.Module):
     def predict(
         self, picture: "str | PathLike[str] | np.ndarray | Tensor", *, tile: int | None = None
     ) -> Tree:
-        """The tree of a user's picture: a file, an array or a tensor; see `picture.as_picture`.
+        """The tree of a user's picture: a file, an array or a tensor; see
+        `pictures.picture.as_picture`.
 
         Where the model's measurement can be made from any picture (a hole, a lost colour) it is
-        made here; else the picture is taken as the measurement itself. A picture
-        larger than `tile` along a side is predicted in tiles of that size (`pictures/`); without
-        one a huge picture is, with 0 none.
+        made here; else the picture is taken as the measurement itself. A picture larger than `tile`
+        along a side is predicted in tiles of that size (`pictures.tiles`); by default only a huge
+        one is, with `tile=0` none.
         """
         from posterior_trees.pictures.picture import as_picture
         from posterior_trees.pictures.tiles import OVERLAP, TILE, needs_tiles, predict_tiled
@@ -131,12 +133,19 @@ class TreePredictor(nn.Module):
                 )
             side = tile or TILE
             return predict_tiled(self, y, side, min(OVERLAP, side // 2))
-        was_training = self.training
-        self.eval()
-        try:
+        with evaluating(self):
             return self(y)
-        finally:
-            self.train(was_training)
+
+
+@contextmanager
+def evaluating(module: nn.Module) -> Generator[None, None, None]:
+    """A network as it predicts, without dropout; afterwards it trains again if it did."""
+    was_training = module.training
+    module.eval()
+    try:
+        yield
+    finally:
+        module.train(was_training)
 
 
 def check_brightness(y: Shaped[Tensor, "*shape"]) -> None:
@@ -182,31 +191,3 @@ def wrap(
         channels=channels,
         multiple=multiple,
     )
-
-
-class Free(Paired):
-    """A measurement nothing is known about: the network predicts images from any input."""
-
-    def __init__(self, channels: int) -> None:
-        super().__init__(channels, input_channels=0, is_residual=False)  # 0: any number
-
-
-def pad(x: Float[Tensor, "b *shape"], multiple: int, mode: str) -> Tensor:
-    """Pad height and width evenly on both sides to a multiple; `crop` undoes it."""
-    if multiple == 1 or x.ndim < 4:
-        return x
-    extra = [-size % multiple for size in x.shape[-2:]]
-    if not any(extra):
-        return x
-    (top, left), (high, wide) = [e // 2 for e in extra], extra
-    sides = (left, wide - left, top, high - top)
-    if mode == "zeros":
-        return F.pad(x, sides)
-    fits = wide - left < x.shape[-1] and high - top < x.shape[-2]
-    return F.pad(x, sides, mode="reflect" if fits else "replicate")
-
-
-def crop(x: Tensor, size: Sequence[int]) -> Tensor:
-    """The centre of height and width `size`, as `pad` placed it."""
-    top, left = [(have - want) // 2 for have, want in zip(x.shape[-2:], size, strict=True)]
-    return x[..., top : top + size[0], left : left + size[1]]

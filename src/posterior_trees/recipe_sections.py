@@ -80,6 +80,11 @@ class LossSpec:
     is_rate_relative: bool = False  # True: only a surprise beyond the batch's mean costs
     conscience: float = 0.0  # 1: siblings share images equally for the first half; 0 = off
 
+    @property
+    def cross_entropy_weight(self) -> float:
+        """β; the paper's own loss of probabilities has none."""
+        return 0.0 if self.probability == "paper" else self.beta
+
 
 @dataclass(frozen=True)
 class OptimizerSpec:

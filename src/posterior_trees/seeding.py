@@ -4,6 +4,8 @@ What a network draws from is seeded by `seed_device`: `torch.manual_seed` also s
 accelerators that are not there. It keeps the seed for the day one appears, each time with the text
 of a stack trace, which takes half a millisecond, and memory that never comes back.
 
+Everything random in a step comes from `step_generator`, which knows nothing of the steps before.
+
 A random number for each of many samples is made where the samples are, by `shake`: drawn from a
 generator of the CPU they would all have to travel, and a GPU would wait for them.
 """
@@ -23,6 +25,14 @@ def seed_device(device: torch.device, seed: int) -> None:
         torch.cuda.manual_seed(seed)
     elif device.type == "mps":
         torch.mps.manual_seed(seed)
+
+
+def step_generator(
+    seed: int, step: int, purpose: int, device: str | torch.device = "cpu"
+) -> torch.Generator:
+    """The random numbers of one step, or of one image, for one purpose."""
+    number = (seed * 1_000_003 + purpose) * 1_000_003 + step
+    return torch.Generator(device).manual_seed(number % 2**63)
 
 
 def make_marks(count: int) -> Int64[Tensor, "count"]:

@@ -59,9 +59,12 @@ def write_bytes(path: Path, content: bytes) -> None:
 def write_json(file: str | PathLike[str], content: Any) -> None:
     """Replace a file by JSON that every reader takes: NaN and infinities, which it cannot hold, are
     null. The folder is made if it is not there."""
-    path = make_folder_of(file)
-    text = json.dumps(_finite(content), indent=1, allow_nan=False)
-    write_bytes(path, f"{text}\n".encode())
+    write_bytes(make_folder_of(file), to_json(content).encode())
+
+
+def to_json(content: Any, indent: int | None = 1) -> str:
+    """The text of such a file."""
+    return json.dumps(_finite(content), indent=indent, allow_nan=False) + "\n"
 
 
 def make_folder_of(file: str | PathLike[str]) -> Path:

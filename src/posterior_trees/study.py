@@ -29,11 +29,11 @@ import torch
 from torch import Tensor
 
 from posterior_trees import store
-from posterior_trees.checkpoint import export_model, load
-from posterior_trees.data import ImageSet, load_evaluation
+from posterior_trees.checkpoint import export_model, load, load_recipe
+from posterior_trees.data import ImageSet, find_groups, load_evaluation
 from posterior_trees.evaluate import report, score, seconds_per_image
 from posterior_trees.examples import save_examples
-from posterior_trees.measure import Inpaint
+from posterior_trees.measure import hole_of
 from posterior_trees.metrics import summarize
 from posterior_trees.predictor import TreePredictor
 from posterior_trees.recipe import Recipe, read_recipe
@@ -148,10 +148,12 @@ def judge(recipe: Recipe, run: Path, out: Path, images: ImageSet) -> dict[str, A
     if not (run / "best.safetensors").is_file():
         return {"state": "stopped", "message": "before the first epoch was over: give it more time"}
     shutil.copyfile(run / "log.jsonl", out / f"{run.name}.jsonl")
-    export_model(run, model)
+    export_model(model, load(run, "cpu"), load_recipe(run))
     predictor = load(model)
     scores = score(predictor, images, batch_size=recipe.training.evaluation_batch, seed=recipe.seed)
-    table = report(predictor, scores, model=run.name, task=recipe.task, split="test")
+    groups = find_groups(images.names, recipe.data.split)
+    about = {"model": run.name, "task": recipe.task, "split": "test"}
+    table = report(predictor, scores, **about, groups=groups)
     table |= {"seconds_per_image": seconds_per_image(predictor, images), "nfe": 1}
     store.write_json(out / f"{run.name}.json", table)
     store.write(out / f"{run.name}_scores.safetensors", scores, {"names": images.names})
@@ -165,28 +167,34 @@ def judge(recipe: Recipe, run: Path, out: Path, images: ImageSet) -> dict[str, A
     is_done = last["epoch"] == recipe.training.epochs
     row = {"state": "done" if is_done else "stopped", "epochs": last["epoch"]}
     row |= {"training_seconds": last["seconds"], "commit": predictor.about.get("commit")}
-    return row | gains(scores, run.name, out)
+    return row | gains(scores, run.name, out, images.names, groups)
 
 
 def has_small_hole(predictor: TreePredictor) -> bool:
     """Whether a figure of whole pictures shows mostly what is known."""
-    measurement = predictor.measurement
-    return isinstance(measurement, Inpaint) and measurement.hole.float().mean().item() < SMALL
+    hole = hole_of(predictor.measurement)
+    return hole is not None and hole.float().mean().item() < SMALL
 
 
-def gains(scores: dict[str, Tensor], name: str, out: Path) -> dict[str, Any]:
+def gains(
+    scores: dict[str, Tensor],
+    name: str,
+    out: Path,
+    images: list[str],
+    groups: Tensor | None = None,
+) -> dict[str, Any]:
     """PSNR (of the hole, if there is one) that each level adds to the one above, over test images,
-    and what the root of a tree has over the plain network, if that was judged before."""
+    and what the root of a tree has over the plain network, if that was judged on them before."""
     quality = scores.get("psnr_hole", scores["psnr"])
-    steps = [summarize(step)._asdict() for step in quality.diff(dim=1).T]
+    steps = [summarize(step, groups=groups)._asdict() for step in quality.diff(dim=1).T]
     found: dict[str, Any] = {"psnr_gain_per_level": steps}
     base = name.removesuffix(PLAIN)
     other = out / f"{base if name.endswith(PLAIN) else base + PLAIN}_scores.safetensors"
     if other.is_file():
-        stored, _ = store.read(other)
+        stored, facts = store.read(other)
         theirs = stored.get("psnr_hole", stored["psnr"])[:, 0]
-        if len(theirs) == len(quality):
+        if facts.get("names") == images:
             sign = -1 if name.endswith(PLAIN) else 1
             difference = sign * (quality[:, 0] - theirs)
-            found["tree_root_over_plain"] = summarize(difference)._asdict()
+            found["tree_root_over_plain"] = summarize(difference, groups=groups)._asdict()
     return found

@@ -15,8 +15,8 @@ import torch
 from lightning_fabric import Fabric
 
 from posterior_trees.build import build_predictor, check_own
-from posterior_trees.checkpoint import provenance, save_model, start_from
-from posterior_trees.data import ImageSet, fingerprint, grid_patches, load_split
+from posterior_trees.checkpoint import find_difference, provenance, save_model, start_from
+from posterior_trees.data import ImageSet, grid_patches, load_images
 from posterior_trees.evaluate import validate
 from posterior_trees.pictures.magnification import region_quantiles
 from posterior_trees.pictures.picture import brightness_range
@@ -28,7 +28,7 @@ from posterior_trees.training.devices import make_fabric
 from posterior_trees.training.feed import Feed
 from posterior_trees.training.health import Health, idle_options, warn_of_deafness
 from posterior_trees.training.learn import Learner
-from posterior_trees.training.run import Run, RunError
+from posterior_trees.training.run import Run, RunError, describe_images, name_images
 from posterior_trees.training.seeds import IMAGES
 
 CHECK_EVERY = 50
@@ -67,7 +67,7 @@ def fit(
         start_from(predictor, start)
     fabric = make_fabric(recipe, accelerator, devices)
     fabric.launch()
-    train, validation = images or load_images(recipe, data)
+    train, validation = images or load_images(recipe.data, data)
     run = Run(run_dir, recipe, is_writer=fabric.is_global_zero)
     trainer = Trainer(recipe, predictor, train, validation, fabric, run, report)
     trainer.resume()
@@ -80,15 +80,6 @@ def fit(
         trainer.calibrate()
     trainer.learner.swap_in_average()
     return predictor.eval()
-
-
-def load_images(
-    recipe: Recipe, data: str | PathLike[str] | None
-) -> tuple[ImageSet, ImageSet | None]:
-    """The training set and, unless the recipe trains on everything, the validation set."""
-    train = load_split(recipe.data, data, "train")
-    has_validation = recipe.data.validation > 0
-    return train, load_split(recipe.data, data, "validation") if has_validation else None
 
 
 class Trainer:
@@ -180,7 +171,8 @@ class Trainer:
             warn_of_deafness(line, progress, head_norm)
         if self.validation is None or line["val_loss"] < self.best:
             self.best = line.get("val_loss", math.inf)
-            if self.run.is_writer and (self.validation is not None or is_last or epoch % 5 == 0):
+            is_due = self.validation is not None or is_last or epoch == 1 or epoch % 5 == 0
+            if self.run.is_writer and is_due:
                 save_model(self.run.model_file, self.predictor, self.recipe, self._about())
         self._picture(epoch, is_last)
         self.learner.network.load_state_dict(weights)
@@ -204,7 +196,7 @@ class Trainer:
             {
                 "step": self.step,
                 "seconds": self.seconds,
-                "images": {"count": len(self.train), "names": fingerprint(self.train.names)},
+                "images": describe_images(self.train),
                 "best": self.best if math.isfinite(self.best) else None,
                 **self.learner.state_dict(),
                 "balancer": self.balancer.state_dict(),
@@ -219,12 +211,11 @@ class Trainer:
         if state is None:
             self.run.rewind(0)
             return
-        known = state.get("images")
-        if known and known["names"] != fingerprint(self.train.names):
+        self.run.check_images(state, self.train)
+        if difference := find_difference(self.learner.network, state["network"]):
             raise RunError(
-                f"{self.run.folder} was begun with {known['count']} other training images (there "
-                f"are {len(self.train)} now; files were added, removed or renamed): bring them "
-                "back to continue it, or begin a new run with another --out"
+                f"{self.run.folder} was begun with another network: {difference}. Continue it with "
+                "the same predictor, or begin a new run with another --out"
             )
         self.step, self.seconds = state["step"], state["seconds"]
         self.best = math.inf if state["best"] is None else state["best"]
@@ -252,8 +243,7 @@ class Trainer:
         if not self.image_facts:
             brightness = brightness_range(self.train, self.predictor.measurement)
             self.image_facts["input_brightness"] = brightness
-            if self.train.names[:1] != ["0"]:  # of files; images in memory have numbers
-                self.image_facts["train_names"] = fingerprint(self.train.names)
+            self.image_facts |= name_images(self.train)
             if regions := region_quantiles(self.train):
                 self.image_facts["region_pixels"] = regions
         facts = {"epochs": self.step / self.steps_per_epoch, "step": self.step}

@@ -3,7 +3,8 @@ r"""Training of the baselines: one loop for diffusion models and GANs, resumable
 Everything random in step $s$ follows from (seed, $s$), as in the trees' own trainer. The weights
 that sample are a running average (`baselines/weights.py`). Training ends with the recipe's epochs,
 or when the held-out loss has not fallen for `baseline.patience` log lines: a model that starts to
-memorise its images gets no better.
+memorise its images gets no better. `optimizer.patience`, of the schedule "plateau", counts log
+lines here, too; a cGAN has no held-out loss, and with that schedule keeps its rate.
 
 What a model learns from one batch is its learner's business (`make_learner`): `draw` makes the
 inputs of a step, `learn` takes the optimisers' steps, `validate` looks at held-out images.
@@ -22,13 +23,14 @@ from posterior_trees.baselines.spec import BaselineSpec, spec_to_facts
 from posterior_trees.baselines.weights import average_share, set_rate
 from posterior_trees.capture import Capture
 from posterior_trees.checkpoint import best_device, provenance
-from posterior_trees.data import ImageSet, load_split
+from posterior_trees.data import ImageSet, evenly_spaced, grid_patches, load_images
 from posterior_trees.data.augment import augment
 from posterior_trees.recipe import Recipe
 from posterior_trees.sampling import Baseline, make_learner, save_baseline
-from posterior_trees.seeding import seed_device
+from posterior_trees.seeding import seed_device, step_generator
 from posterior_trees.training.optimize import Average, Schedule, load_slots
-from posterior_trees.training.run import Run, RunError
+from posterior_trees.training.order import Order
+from posterior_trees.training.run import Run, RunError, describe_images, name_images
 
 VALIDATION_IMAGES = 512
 
@@ -53,11 +55,7 @@ def fit_baseline(
     deadline = time.monotonic() + 60 * minutes
     torch.manual_seed(recipe.seed)
     baseline = Baseline.fresh(recipe, spec).to(torch.device(device or best_device()))
-    if images is None:
-        train = load_split(recipe.data, data, "train")
-        held_out = load_split(recipe.data, data, "validation") if recipe.data.validation else None
-    else:
-        train, held_out = images
+    train, held_out = images or load_images(recipe.data, data)
     loop = Loop(baseline, train, held_out, Run(run_dir, recipe), report)
     loop.resume()
     steps: Iterator[int] = iter(range(loop.step, loop.total_steps))
@@ -85,8 +83,21 @@ class Loop:
         self.baseline, self.recipe, self.spec = baseline, baseline.recipe, baseline.spec
         self.run, self.report, self.device = run, report, baseline.device
         self.train, self.held_out = train.to(self.device), held_out
-        self.batch_size = min(self.recipe.training.batch_size, len(train))
-        self.steps_per_epoch = max(len(train) // self.batch_size, 1)
+        if held_out is not None:  # random windows train, a fixed grid of them validates
+            self.held_out = grid_patches(held_out, self.recipe.data.patch)
+        elif self.spec.kind == "rcgan":
+            raise RunError(
+                "an rcGAN learns from held-out images how far its samples are to spread, and there "
+                "are none: set data.validation above 0"
+            )
+        self.order = Order(
+            len(train),
+            self.recipe.training.batch_size,
+            repeat=self.recipe.data.repeat,
+            generator=lambda epoch: self._generator(epoch, 1),
+            device=self.device,
+        )
+        self.batch_size, self.steps_per_epoch = self.order.batch_size, self.order.steps_per_epoch
         self.total_steps = self.recipe.training.epochs * self.steps_per_epoch
         self.schedule = Schedule(self.recipe.optimizer, self.total_steps)
         if self.device.type == "cuda":
@@ -101,7 +112,6 @@ class Loop:
         self.losses: list[Tensor] = []
         self.step, self.seconds, self.best, self.stale = 0, 0.0, math.inf, 0
         self.saved_at = time.monotonic()
-        self.order: tuple[int, Tensor] | None = None
 
     def advance(self, step: int) -> None:
         """One batch, and from time to time a log line and a save."""
@@ -125,12 +135,7 @@ class Loop:
         return losses
 
     def _inputs(self, step: int) -> tuple:
-        epoch, place = divmod(step, self.steps_per_epoch)
-        if self.order is None or self.order[0] != epoch:
-            order = torch.randperm(len(self.train), generator=self._generator(epoch, 1))
-            self.order = epoch, order.to(self.device)
-        indices = self.order[1][place * self.batch_size : (place + 1) * self.batch_size]
-        x, y = self.train.batch(indices)
+        x, y = self.train.batch(self.order.batch(step))
         data = self.recipe.data
         if data.augment or data.patch:
             x, y = augment(x, y, data.augment, data.patch, self._generator(step, 2))
@@ -150,13 +155,16 @@ class Loop:
         losses = torch.stack(self.losses).float().mean(dim=0)
         self.losses.clear()
         line: dict[str, Any] = {"step": self.step, "epoch": self.step / self.steps_per_epoch,
-                "loss": losses.tolist(), "seconds": round(self.seconds, 2)}  # fmt: skip
+                "loss": losses.tolist(), "seconds": round(self.seconds, 2),
+                "lr": self.schedule.lr(self.recipe.optimizer.lr, self.step - 1)}  # fmt: skip
         before = self.swap_in_average()
         if self.held_out is not None:
-            index = torch.arange(min(VALIDATION_IMAGES, len(self.held_out)))
-            x, y = self.held_out.batch(index)
+            chosen = evenly_spaced(len(self.held_out), VALIDATION_IMAGES)
+            x, y = self.held_out.batch(chosen)
             y = None if y is None else y.to(self.device)
             line |= self.learner.validate(x.to(self.device), y, self.recipe.seed)
+            if "val_loss" in line:
+                self.schedule.observe(line["val_loss"])
         self.stale += 1
         if line.get("val_loss", -math.inf) < self.best:
             self.best, self.stale = line.get("val_loss", math.inf), 0
@@ -185,7 +193,7 @@ class Loop:
 
     def _export(self) -> None:
         about = {**provenance(), "step": self.step, "images": self.step * self.batch_size}
-        save_baseline(self.run.model_file, self.baseline, about)
+        save_baseline(self.run.model_file, self.baseline, about | name_images(self.train))
 
     def swap_in_average(self) -> dict[str, Tensor]:
         """Put the averaged weights into the network; returns those that were there."""
@@ -205,6 +213,8 @@ class Loop:
                 "seconds": self.seconds,
                 "best": self.best if math.isfinite(self.best) else None,
                 "stale": self.stale,
+                "images": describe_images(self.train),
+                "schedule": self.schedule.state_dict(),
                 "spec": spec_to_facts(self.spec),
                 "model": dict(self.learner.model.state_dict()),
                 "average": self.average.values,
@@ -225,7 +235,10 @@ class Loop:
                 f"{self.run.folder} holds a run with another [baseline] section. Use another --out "
                 "folder, or the same recipe to continue"
             )
+        self.run.check_images(state, self.train)
         self.step, self.seconds = state["step"], state["seconds"]
+        if "schedule" in state:  # states of older versions have none
+            self.schedule.load_state_dict(state["schedule"])
         self.best = math.inf if state["best"] is None else state["best"]
         self.stale = state["stale"]
         self.learner.model.load_state_dict(state["model"])
@@ -238,5 +251,4 @@ class Loop:
     def _generator(
         self, step: int, purpose: int, device: torch.device | None = None
     ) -> torch.Generator:
-        number = (self.recipe.seed * 1_000_003 + purpose) * 1_000_003 + step
-        return torch.Generator(device or "cpu").manual_seed(number % 2**63)
+        return step_generator(self.recipe.seed, step, purpose, device or "cpu")

@@ -13,7 +13,7 @@ import json
 import math
 import operator
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from os import PathLike
 from typing import NamedTuple, SupportsIndex
 
@@ -172,6 +172,10 @@ class Tree:
 
     def detach(self) -> "Tree":
         return self._map(Tensor.detach)
+
+    def map_images(self, function: Callable[[Tensor], Tensor]) -> "Tree":
+        """The same tree of other images: a part of them, or another size."""
+        return Tree([function(level) for level in self.images], self.log_probs, self.branching)
 
     def _map(self, function) -> "Tree":
         return Tree(

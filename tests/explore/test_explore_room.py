@@ -12,8 +12,8 @@ from browsing import LEFT, RIGHT, address_of, answers, drag, make_tree
 from PIL import Image
 
 from posterior_trees import grow, load
+from posterior_trees.assets import sample_digits
 from posterior_trees.explore import describe_trees, page
-from posterior_trees.explore.start import sample_digits
 from posterior_trees.explore.upload import answer
 
 

@@ -10,7 +10,10 @@ one sample errs $1 + v$ times as much as the mean of all.
 
 **Rank test.** Along a direction that does not depend on the truth, the rank of the truth among $P$
 exact samples is uniform. Ranks of all images and directions fill ten bins; $\chi^2$ with 9 degrees
-of freedom is below 21.7 in 99 % of cases. A U-shaped histogram means samples too narrow.
+of freedom is below 21.7 in 99 % of cases, were all ranks independent. Those of one image along
+several directions are not quite: with 100 images and 8 directions exact samples whose variance is
+in few directions (standard deviations as $1/i$) were above it in 6 % of 300 trials, and rejected
+in 3 % (results/baselines). A U-shaped histogram means samples too narrow.
 
 **Root.** The mean of many exact samples is the posterior mean up to $10 \log_{10}(1 + 1/P)$ dB, so
 its PSNR must be that of a network trained for it.
@@ -25,7 +28,9 @@ from torch import Tensor
 
 BINS = 10
 ACCEPTED_V, ACCEPTED_CHI2, ACCEPTED_GAP = (0.88, 1.08), 25.0, 0.3
-"""What a diffusion model must reach to be called trained: v, χ², and dB below an MSE network."""
+"""What a diffusion model must reach to be called trained: v of `USUAL_SAMPLES` (of others in the
+ratio of `expected_v`), χ², and dB below an MSE network."""
+USUAL_SAMPLES = 100
 ENOUGH_RANKS = 600
 """Fewer ranks than this decide nothing."""
 
@@ -68,8 +73,9 @@ def ranks(
     lines = directions.flatten(2)
     projected = samples[:, :count].flatten(2) @ lines.mT
     truth = (lines @ x.flatten(1).unsqueeze(2)).mT
-    # Float rounding must not decide between equal samples.
-    slack = 1e-6 * projected.abs().amax(dim=1, keepdim=True)
+    # Float rounding must not decide between equal samples; it goes by what is summed, not the sum.
+    lengths = lines.norm(dim=2), samples[:, :count].flatten(2).norm(dim=2).amax(dim=1)
+    slack = (1e-6 * lengths[0] * lengths[1].unsqueeze(1)).unsqueeze(1)
     below = (projected < truth - slack).sum(dim=1)
     equal = ((projected - truth).abs() <= slack).sum(dim=1)
     device = generator.device if generator else x.device
@@ -108,16 +114,20 @@ def choose_directions(
     return torch.cat([random, mine], dim=1)
 
 
-def accept(v: float, chi2: float | None, count: int, root_gap: float) -> dict[str, Any]:
+def accept(
+    v: float, chi2: float | None, count: int, root_gap: float, samples: int = USUAL_SAMPLES
+) -> dict[str, Any]:
     """The three tests of a diffusion model, each with its value, limit and whether it passed.
 
     `count` is the number of ranks behind `chi2`; `root_gap` the PSNR of the root minus that of an
     MSE network. A test that cannot be decided has None, and so has the verdict then.
     """
+    scale = expected_v(samples) / expected_v(USUAL_SAMPLES)
+    low, high = (limit * scale for limit in ACCEPTED_V)
     is_ranked = chi2 is not None and count >= ENOUGH_RANKS
     tests = {
-        "v": {"value": v, "limit": list(ACCEPTED_V),
-              "passed": ACCEPTED_V[0] <= v <= ACCEPTED_V[1]},
+        "v": {"value": v, "limit": [low, high],
+              "passed": low <= v <= high if samples > 1 else None},
         "chi2": {"value": chi2, "limit": ACCEPTED_CHI2, "ranks": count,
                  "passed": chi2 < ACCEPTED_CHI2 if is_ranked else None},
         "root": {"value": root_gap, "limit": -ACCEPTED_GAP, "passed": root_gap >= -ACCEPTED_GAP},

@@ -3,7 +3,8 @@
 FOLDER/<image>/0000.png, 0001.png, …   one picture per sample, or
 FOLDER/<image>.npy                     an array (s, h, w), (s, h, w, c) or (s, c, h, w)
 
-`<image>` is the number of the image in its split, with or without leading zeros, or its name.
+`<image>` is the number of the image in its split, with or without leading zeros, or its name: for
+all images the same, because names may look like numbers of other images (`find_samples`).
 Pictures are read as training images are (`data.decode`). Arrays have 8 or 16 bits without a sign,
 and are divided by their largest possible value, or floating-point numbers in [0, 1].
 `ptrees baseline sample` writes the second form.
@@ -12,6 +13,7 @@ Which images? `choose_images` decides for it and for `ptrees compare`, whose `--
 (`docs/compare.md`); a comparison whose folder lacks some begins with a message that says so.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from os import PathLike
 from pathlib import Path
@@ -31,11 +33,8 @@ class SampleError(ValueError):
     """Samples that cannot be used, with the reason and what to put where."""
 
 
-def read_samples(
-    folder: str | PathLike[str], number: int, name: str, shape: tuple[int, ...], limit: int
-) -> Float[Tensor, "s c h w"]:
-    """Up to `limit` samples of one image, in [0, 1]."""
-    place = find_samples(Path(folder), number, name)
+def read_samples(place: Path, shape: tuple[int, ...], limit: int) -> Float[Tensor, "s c h w"]:
+    """Up to `limit` samples of one image, in [0, 1], from where `find_samples` found them."""
     if place.is_file():
         try:
             array = np.load(place, allow_pickle=False)
@@ -47,7 +46,8 @@ def read_samples(
     if not samples.isfinite().all() or samples.min() < -0.5 or samples.max() > 1.5:
         raise SampleError(
             f"{place} has values from {samples.min():.3g} to {samples.max():.3g}; "
-            "samples are images in [0, 1]"
+            "samples are images in [0, 1]: divide by what is white, or save uint8 or uint16, and "
+            "leave out samples with NaN"
         )
     return samples
 
@@ -71,45 +71,56 @@ def choose_images(total: int, count: int, seed: int = 0) -> Int[Tensor, "{count}
     return torch.randperm(total, generator=generator)[:count].sort().values
 
 
-def check_samples(folder: Path, numbers: Sequence[int], names: Sequence[str]) -> None:
-    """Refuse a folder that lacks samples of some of these images, before anything is computed."""
-    pairs = zip(numbers, names, strict=True)
-    missing = [number for number, name in pairs if _find(folder, number, name) is None]
-    if missing:
-        first = missing[0]
-        raise SampleError(
-            f"{folder} has no samples of {len(missing)} of the {len(numbers)} images that --images "
-            f"{len(numbers)} and this --seed choose (numbers in the split, from 0): "
-            f"{', '.join(map(str, missing))}. Put those of image {first} into "
-            f"{folder / f'{first:05d}'}/0000.png, … or {first:05d}.npy, and so on; the same "
-            "command with --inputs DIR in place of --out and --method writes what to sample from"
-        )
-
-
-def sample_files(folder: Path, number: int, name: str, limit: int) -> list[Path]:
-    """The files that `read_samples` reads."""
-    place = find_samples(folder, number, name)
-    return [place] if place.is_file() else _pictures(place, limit)
-
-
-def find_samples(folder: Path, number: int, name: str) -> Path:
+def find_samples(folder: Path, numbers: Sequence[int], names: Sequence[str]) -> list[Path]:
+    """Where the samples of each of these images are, all by number or all by name."""
     if not folder.is_dir():
         raise SampleError(f"there is no folder of samples {folder}")
-    if place := _find(folder, number, name):
-        return place
-    raise SampleError(
-        f"{folder} has no samples of image {number} ({name}): put them into "
-        f"{folder / f'{number:05d}'}/0000.png, … or {number:05d}.npy"
+    by_number = [_look(folder, f"{n:05d}", f"{n:04d}", str(n)) for n in numbers]
+    by_name = [_look(folder, n, n.replace("/", "_"), Path(n).stem) for n in names]
+    if all(by_number) and all(by_name) and by_number != by_name:
+        pairs = zip(numbers, by_number, by_name, strict=True)
+        n, first, second = next((n, a[0], b[0]) for n, a, b in pairs if a != b)
+        raise SampleError(
+            f"{folder} has all images by number and by name: of image {n} both {first} and "
+            f"{second}. Keep one of the two ways in it, and only samples of the compared images"
+        )
+    places = by_name if all(by_name) and not all(by_number) else by_number
+    if missing := [n for n, found in zip(numbers, places, strict=True) if not found]:
+        raise SampleError(_lacks(folder, missing, len(numbers)))
+    if several := [found for found in places if len(found) > 1]:
+        first, second, *_ = several[0]
+        raise SampleError(f"{first} and {second} are samples of the same image; keep one")
+    found = [place for (place,) in places]
+    place, count = Counter(found).most_common(1)[0]
+    if count > 1:
+        raise SampleError(
+            f"{place} would hold the samples of {count} images, of the same name in different "
+            f"folders or windows of one: name all by number, the first "
+            f"{numbers[found.index(place)]:05d}"
+        )
+    return found
+
+
+def _lacks(folder: Path, missing: Sequence[int], total: int) -> str:
+    first = missing[0]
+    return (
+        f"{folder} has no samples of {len(missing)} of the {total} images that --images {total} "
+        f"and this --seed choose (numbers in the split, from 0): {', '.join(map(str, missing))}. "
+        f"Put those of image {first} into {folder / f'{first:05d}'}/0000.png, … or "
+        f"{first:05d}.npy, and so on; the same command with --inputs DIR in place of --out and "
+        "--method writes what to sample from"
     )
 
 
-def _find(folder: Path, number: int, name: str) -> Path | None:
-    plain = name.replace("/", "_")
-    for stem in (f"{number:05d}", f"{number:04d}", str(number), name, plain, Path(name).stem):
-        for place in (folder / f"{stem}.npy", folder / stem):
-            if place.exists():
-                return place
-    return None
+def sample_files(place: Path, limit: int) -> list[Path]:
+    """The files that `read_samples` reads."""
+    return [place] if place.is_file() else _pictures(place, limit)
+
+
+def _look(folder: Path, *stems: str) -> list[Path]:
+    """The arrays and folders of these names."""
+    ends = [f"{stem}{end}" for stem in dict.fromkeys(stems) if stem for end in (".npy", "")]
+    return [folder / end for end in ends if (folder / end).exists()]
 
 
 def _pictures(place: Path, limit: int) -> list[Path]:

@@ -29,11 +29,11 @@ from torch.nn import functional as F
 
 from posterior_trees.baselines.diffusion import see, seen_channels
 from posterior_trees.baselines.spec import BaselineSpec
-from posterior_trees.baselines.unet import crop, pad
 from posterior_trees.baselines.weights import make_adam
 from posterior_trees.compiling import compiled
 from posterior_trees.measure import Measurement
 from posterior_trees.networks.norm import has_kernels
+from posterior_trees.networks.padding import crop, pad
 from posterior_trees.networks.unet import UNet
 from posterior_trees.recipe import Recipe
 
@@ -75,8 +75,8 @@ class GanModel(nn.Module):
     ) -> Float[Tensor, "b *shape2"]:
         """One sample of every `y`; `forward` is the generator in another form."""
         inputs = torch.cat([measurement.view(y), z], dim=1)
-        images = (self if forward is None else forward)(pad(inputs, UNet.multiple))
-        images = crop(images, inputs).to(y.dtype)
+        images = (self if forward is None else forward)(pad(inputs, UNet.multiple, "zeros"))
+        images = crop(images, inputs.shape[-2:]).to(y.dtype)
         return measurement.naive(y) + measurement.project(images)
 
     @torch.no_grad()

@@ -78,7 +78,12 @@ def parse_baseline(
             "recipes/baselines/ holds recipes of baselines"
         )
     section = table.pop("baseline")
-    return build_recipe(table, origin), spec_from_facts(section, origin)
+    recipe = build_recipe(table, origin)
+    if recipe.optimizer.name != "adam":
+        raise RecipeError(
+            f"{origin}: optimizer.name is {recipe.optimizer.name!r}; baselines learn with 'adam'"
+        )
+    return recipe, spec_from_facts(section, origin)
 
 
 def spec_to_facts(spec: BaselineSpec) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from posterior_trees.networks.padding import crop, pad
 from posterior_trees.networks.residual import Ladder, zero
 
 
@@ -42,8 +43,8 @@ class DiffusionUNet(Ladder):
         self, x: Float[Tensor, "b c h w"], t: Int[Tensor, "b"]
     ) -> Float[Tensor, "b c2 h w"]:
         embedding = self.embed(sinusoids(t, self.base).to(x.dtype))
-        *_, maps = self.climb(self.first(pad(x, self.multiple)), embedding)
-        return crop(self.last(maps), x)
+        *_, maps = self.climb(self.first(pad(x, self.multiple, "zeros")), embedding)
+        return crop(self.last(maps), x.shape[-2:])
 
 
 def sinusoids(t: Int[Tensor, "b"], width: int) -> Float[Tensor, "b w"]:
@@ -51,19 +52,3 @@ def sinusoids(t: Int[Tensor, "b"], width: int) -> Float[Tensor, "b w"]:
     rates = torch.exp(-math.log(10_000) * torch.arange(half, device=t.device) / half)
     angles = t.unsqueeze(1).float() * rates
     return F.pad(torch.cat([angles.sin(), angles.cos()], dim=1), (0, width % 2))
-
-
-def pad(x: Float[Tensor, "b c h w"], multiple: int) -> Float[Tensor, "b c h2 w2"]:
-    """Zeros around the image, up to sides that are a multiple; `crop` undoes it."""
-    high, wide = (-size % multiple for size in x.shape[-2:])
-    return F.pad(x, (wide // 2, wide - wide // 2, high // 2, high - high // 2))
-
-
-def crop(
-    x: Float[Tensor, "b c h2 w2"], like: Float[Tensor, "b c2 h w"]
-) -> Float[Tensor, "b c h w"]:
-    (top, left), (h, w) = (
-        [(have - want) // 2 for have, want in zip(x.shape[-2:], like.shape[-2:], strict=True)],
-        like.shape[-2:],
-    )
-    return x[..., top : top + h, left : left + w]

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from posterior_trees.balance import LeafBalancer
+from posterior_trees.balance_shares import closed_form, exact_form
 from posterior_trees.bench.clock import time_together
 from posterior_trees.bench.report import Report, conditions
 from posterior_trees.bench.rivals import find_rivals_or_note
-from posterior_trees.drawing import closed_form, exact_form
 
 RIDGE, FLOOR, BATCH = 1e-3, 0.1, 32
 

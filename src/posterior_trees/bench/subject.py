@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from posterior_trees.build import build_predictor
-from posterior_trees.measure import Inpaint
+from posterior_trees.measure import hole_of
 from posterior_trees.predictor import TreePredictor
 from posterior_trees.recipe import Recipe, parse_recipe, read_recipe
 from posterior_trees.tasks import TASKS
@@ -69,9 +69,10 @@ def size_of(recipe: Recipe, fallback: int = 64) -> tuple[int, int]:
 def random_measurement(predictor: TreePredictor, batch: int, size: tuple[int, int]) -> Tensor:
     """Noise in the shape of measurements of images of `size`."""
     measurement = predictor.measurement
-    if isinstance(measurement, Inpaint) and tuple(measurement.hole.shape) != tuple(size):
-        have = "×".join(map(str, measurement.hole.shape))
+    hole = hole_of(measurement)
+    if hole is not None and tuple(hole.shape) != tuple(size):
+        have = "×".join(map(str, hole.shape))
         raise ValueError(f"this model takes {have}, --size is {size[0]}: leave --size out")
     shape = (batch, measurement.channels(predictor.channels), *size)
     noise = torch.rand(shape, generator=torch.Generator().manual_seed(0)).to(predictor.device)
-    return measurement.observe(noise) if isinstance(measurement, Inpaint) else noise
+    return noise if hole is None else measurement.observe(noise)

@@ -21,6 +21,8 @@ from torch.func import functional_call
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from posterior_trees.predictor import evaluating
+
 
 class Work(NamedTuple):
     """Of one image in float32: multiply-adds and bytes by kind of operation, and parameters."""
@@ -64,15 +66,12 @@ KINDS = {
 
 def count_work(network: nn.Module, shape: Sequence[int]) -> Work:
     """Count one image of `shape` (c, h, w) through a network of plain torch operations."""
-    was_training, mode = network.training, FakeTensorMode()
+    mode = FakeTensorMode()
     state = {**dict(network.named_parameters()), **dict(network.named_buffers())}
     with mode:  # shapes only: neither memory nor time
         hollow = {name: torch.empty(t.shape, dtype=t.dtype) for name, t in state.items()}
-    try:
-        with torch.no_grad(), mode, _Counter() as counter:
-            functional_call(network.eval(), hollow, (torch.empty(1, *shape),))
-    finally:
-        network.train(was_training)
+    with torch.no_grad(), evaluating(network), mode, _Counter() as counter:
+        functional_call(network, hollow, (torch.empty(1, *shape),))
     parameters = sum(weight.numel() for weight in network.parameters())
     return Work(parameters, counter.macs, counter.moved, counter.written)
 

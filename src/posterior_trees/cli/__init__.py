@@ -1,6 +1,6 @@
-"""The `ptrees` command line: each command a few lines, heavy imports inside.
+"""The `ptrees` command line: a file for each command, heavy imports inside.
 
-Exit codes: 0 done, 1 a problem that the message explains, 2 wrong usage.
+Exit codes: 0 done, 1 a problem that the message explains, 2 wrong usage, 130 stopped by Ctrl-C.
 """
 
 import argparse
@@ -8,16 +8,20 @@ import os
 import sys
 from pathlib import Path
 
-from posterior_trees.cli.baselines import add_baseline
+from posterior_trees.cli.baseline import add_baseline
 from posterior_trees.cli.bench import add_bench
 from posterior_trees.cli.compare import add_compare
+from posterior_trees.cli.evaluate import add_evaluate
 from posterior_trees.cli.explore import add_explore
+from posterior_trees.cli.export import add_export
+from posterior_trees.cli.figure import add_figure
 from posterior_trees.cli.hardware import check_hardware
-from posterior_trees.cli.judge import add_evaluate, add_figure
-from posterior_trees.cli.studies import add_reproduce
-from posterior_trees.cli.training import add_study, add_train
-from posterior_trees.cli.use import add_export, add_predict
-from posterior_trees.cli.words import Parser, add_data, count, data_folder
+from posterior_trees.cli.options import add_data, count, print_paths
+from posterior_trees.cli.parser import Parser
+from posterior_trees.cli.predict import add_predict
+from posterior_trees.cli.reproduce import add_reproduce
+from posterior_trees.cli.study import add_study
+from posterior_trees.cli.train import add_train
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -90,20 +94,15 @@ def run_toy(arguments: argparse.Namespace) -> None:
 def run_data(arguments: argparse.Namespace) -> None:
     from rich.console import Console
 
-    from posterior_trees.data import download, report, store_edges
+    from posterior_trees.data import download, find_folder, report, store_edges
     from posterior_trees.progress import track
 
-    folder = data_folder(arguments, Path("data"))
+    folder = find_folder(arguments.data, default="data")
     if arguments.download:
         print_paths(download(arguments.download, folder))
     if arguments.edges:
         print_paths([store_edges(folder, arguments.edges, track("drawing edges"))])
     Console().print(report(folder))
-
-
-def print_paths(paths: list[Path]) -> None:
-    for path in paths:
-        print(path)
 
 
 def _version() -> str:

@@ -4,7 +4,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from posterior_trees.cli.words import count
+from posterior_trees.cli.model import add_device
+from posterior_trees.cli.options import add_changes, count
 
 PRECISIONS = ("float32", "bfloat16", "float16")
 KEYS = {
@@ -49,8 +50,7 @@ def _add_networks(actions: Any) -> None:
                        help="[the recipe's; on the CPU 16]")  # fmt: skip
     train.add_argument("--images", type=int, help="size of the set [60000, or what 256 MB hold]")
     train.add_argument("--steps", type=count, help="steps timed together [10; on the CPU 1]")
-    train.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="changes",
-                       help="change a recipe key, e.g. training.compile=false")  # fmt: skip
+    add_changes(train, "change a recipe key, e.g. training.compile=false")
 
     growth = _action(actions, "growth", run_growth, "cost over leaves, size and batch", 5)
     _add_network(growth)
@@ -195,7 +195,7 @@ def run_growth(arguments: argparse.Namespace) -> None:
 
 def _action(actions: Any, name: str, run: Any, text: str, repeat: int) -> Any:
     parser = actions.add_parser(name, help=text)
-    parser.add_argument("--device", help="cuda, mps or cpu [the best there is]")
+    add_device(parser)
     parser.add_argument("--repeat", type=int, default=repeat, help=f"measurements [{repeat}]")
     parser.add_argument("--seconds", type=float, default=8.0,
                         help="stop measuring a row of ways after so long [8]")  # fmt: skip

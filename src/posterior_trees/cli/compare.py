@@ -10,9 +10,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from posterior_trees.cli.baselines import parse_options
-from posterior_trees.cli.judge import load_judged
-from posterior_trees.cli.words import add_data, add_model, count, predictor_files
+from posterior_trees.cli.baseline import parse_options
+from posterior_trees.cli.evaluate import load_judged
+from posterior_trees.cli.model import add_device, add_model, predictor_files
+from posterior_trees.cli.options import add_data, count, print_paths
 
 
 def add_compare(commands: Any) -> None:
@@ -37,7 +38,7 @@ def add_compare(commands: Any) -> None:
     parser.add_argument("--seed", type=int, default=0, help="of images and samples [0]")
     parser.add_argument("--minutes", type=float, default=float("inf"),
                         help="stop after so long; the same command continues")  # fmt: skip
-    parser.add_argument("--device", help="cuda, mps or cpu [the best there is]")
+    add_device(parser)
     parser.add_argument("--compile", action="store_true",
                         help="fuse all networks, ours too: a minute each, then faster")  # fmt: skip
     goal = parser.add_mutually_exclusive_group(required=True)
@@ -76,16 +77,16 @@ def run_compare(arguments: argparse.Namespace) -> None:
         print("  ".join(line))
     for doubt in doubts(table):
         print(f"ptrees compare: {doubt}", file=sys.stderr)
-    for path in files:
-        print(path)
+    print_paths(files)
 
 
 def choose(arguments: argparse.Namespace) -> tuple[Any, Any, Any]:
     """The model's recipe, the model, and the images that all methods get."""
     from posterior_trees.compare.methods import choose_inputs
 
-    recipe, predictor, images = load_judged(arguments, arguments.device)
-    return recipe, predictor, choose_inputs(predictor, images, arguments.images, arguments.seed)
+    recipe, predictor, images = load_judged(arguments)
+    options = arguments.images, arguments.seed, recipe.data.split
+    return recipe, predictor, choose_inputs(predictor, images, *options)
 
 
 def write_inputs(arguments: argparse.Namespace) -> None:
@@ -96,8 +97,7 @@ def write_inputs(arguments: argparse.Namespace) -> None:
         raise ValueError("--inputs compares nothing: leave --method out, or give --out instead")
     recipe, _, inputs = choose(arguments)
     facts = {"task": recipe.task, "split": arguments.split, "seed": arguments.seed}
-    for path in save_inputs(arguments.inputs, inputs, facts):
-        print(path)
+    print_paths(save_inputs(arguments.inputs, inputs, facts))
 
 
 def set_up(arguments: argparse.Namespace) -> tuple[Any, list[Any], str, dict[str, Any]]:
@@ -106,16 +106,15 @@ def set_up(arguments: argparse.Namespace) -> tuple[Any, list[Any], str, dict[str
     from posterior_trees.compare.comparison import Comparison, root_psnr
     from posterior_trees.compare.fingerprint import of_files
     from posterior_trees.compare.methods import tree_method
-    from posterior_trees.data import load_split
+    from posterior_trees.compare.training import Trainings
+    from posterior_trees.measure import is_same
 
     recipe, predictor, inputs = choose(arguments)
     arguments.out.mkdir(parents=True, exist_ok=True)
-    training = None  # windows of training images have no nearest one
-    if not recipe.data.patch:
-        training = load_split(recipe.data, arguments.data, "train").to(predictor.device)
+    trainings = Trainings(arguments.data, predictor.device)
     comparison = Comparison(
         arguments.out, inputs, predictor, group=arguments.group, seed=arguments.seed,
-        training=training, is_mirrored="flip" in recipe.data.augment,
+        training=trainings.load(recipe.data),
         identity={"ours": of_files([find_model(arguments.model), *predictor_files(arguments)])},
     )  # fmt: skip
     settings = {"model": str(arguments.model), "commit": predictor.about.get("commit", "unknown")}
@@ -123,23 +122,34 @@ def set_up(arguments: argparse.Namespace) -> tuple[Any, list[Any], str, dict[str
     if arguments.compile:
         ours, settings["compiled"] = predictor.compile(), True
     methods = [tree_method("ours", ours, settings)]
-    methods += [make_method(t, arguments, predictor, recipe, inputs) for t in arguments.methods]
+    common = arguments, predictor, recipe, inputs, trainings
+    methods += [make_method(text, *common) for text in arguments.methods]
     if len({method.name for method in methods}) < len(methods):
         raise ValueError("two methods have the same name; 'ours' is the model's")
     mean = load(arguments.mse, arguments.device) if arguments.mse else predictor
+    if not is_same(mean.measurement, predictor.measurement):
+        raise ValueError(
+            f"--mse {arguments.mse} was trained for another measurement than {arguments.model}: "
+            "give a network of the same task and size"
+        )
     psnr = root_psnr(mean, inputs).double().mean().item()
     reference = {"name": "the MSE network" if arguments.mse else "our root", "psnr": psnr}
     return comparison, methods, f"Trees compared: {recipe.task}", reference
 
 
 def make_method(
-    text: str, arguments: argparse.Namespace, predictor: Any, recipe: Any, inputs: Any
+    text: str,
+    arguments: argparse.Namespace,
+    predictor: Any,
+    recipe: Any,
+    inputs: Any,
+    trainings: Any,
 ) -> Any:
     """A method from `NAME=RUN[:SAMPLER[:OPTIONS]]` or `NAME=FOLDER`."""
-    from posterior_trees.baselines.folder import check_samples
     from posterior_trees.checkpoint import find_model
     from posterior_trees.compare.fingerprint import of_files
     from posterior_trees.compare.methods import folder_method, sampler_method
+    from posterior_trees.data import describe_other_images
 
     name, equals, rest = text.partition("=")
     if not (name and equals and rest):
@@ -149,7 +159,6 @@ def make_method(
     path, _, more = rest.partition(":")
     holds_model = Path(path).is_file() or (Path(path) / "best.safetensors").is_file()
     if not holds_model and Path(path).is_dir():
-        check_samples(Path(path), inputs.indices.tolist(), inputs.names)
         return folder_method(name, Path(path), inputs, **common)
     if not holds_model:
         raise ValueError(
@@ -163,12 +172,18 @@ def make_method(
             f"{path} was trained on {baseline.recipe.data.channels} channels, "
             f"{arguments.model} on {recipe.data.channels}: compare models of the same data"
         )
+    theirs = baseline.recipe.data
+    training = trainings.find(path, theirs, recipe.data, inputs.names)
+    known = baseline.about.get("train_names") if theirs.name == recipe.data.name else None
+    if doubt := describe_other_images(theirs, arguments.data, known):
+        print(f"ptrees compare: {path}: {doubt}", file=sys.stderr)
     about = {"run": path, "trained": baseline.about, "weights": of_files([find_model(path)])}
     if arguments.compile:
         about["compiled"] = True
     return sampler_method(
         name, baseline, sampler or baseline.methods()[0], **common,
         options=parse_options(options.split(",") if options else []), settings=about,
+        training=training,
     )  # fmt: skip
 
 

@@ -9,8 +9,8 @@ import webbrowser
 from pathlib import Path
 from typing import Any
 
+from posterior_trees.cli.model import add_device, add_model, find_function, load_model
 from posterior_trees.cli.picture import add_adjustment
-from posterior_trees.cli.words import add_model, find_function, load_model
 
 PORT = 8765
 
@@ -27,6 +27,7 @@ def add_explore(commands: Any) -> None:
     parser.add_argument("--save", type=Path, metavar="HTML", help="write one file, serve nothing")
     parser.add_argument("--no-browser", action="store_true", help="do not open a browser")
     add_adjustment(parser)
+    add_device(parser)
     parser.add_argument("--measured", action="store_true",
                         help="the pictures are measurements: do not degrade them")  # fmt: skip
     parser.add_argument("--compare", action="append", default=[], metavar="NAME=TREES",
@@ -44,7 +45,7 @@ def run_explore(arguments: argparse.Namespace) -> None:
     adjustment = Adjustment.of(arguments.levels, arguments.gamma, arguments.invert)
     if arguments.digit:
         refuse_with_digit(adjustment, scale=arguments.scale)
-    predictor = load_model(arguments)
+    predictor = load_model(arguments, arguments.device)
     check_scale(arguments.scale, predictor.measurement)
     measures = dict(load_measure(name) for name in arguments.measure)
     examples = describe_start(

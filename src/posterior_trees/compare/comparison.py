@@ -23,10 +23,10 @@ from posterior_trees.baselines.calibration import (
 from posterior_trees.baselines.nearest import nearest_distance
 from posterior_trees.capture import WARM_UP
 from posterior_trees.checkpoint import provenance
-from posterior_trees.compare.fingerprint import of_tensors
+from posterior_trees.compare.fingerprint import of_images, of_tensors
 from posterior_trees.compare.methods import Answer, Inputs, Method
-from posterior_trees.data import ImageSet
-from posterior_trees.metrics import entropy, nll, psnr
+from posterior_trees.compare.training import Training
+from posterior_trees.metrics import LEAST_ERROR, entropy, nll, psnr
 from posterior_trees.predictor import TreePredictor
 from posterior_trees.tree import Tree, grow
 
@@ -53,12 +53,12 @@ class Comparison:
         group: int = 10,
         seed: int = 0,
         shown: int = SHOWN,
-        training: ImageSet | None = None,
-        is_mirrored: bool = False,
+        training: Training | None = None,
         identity: dict[str, str] | None = None,
     ) -> None:
         self.folder, self.inputs, self.group, self.seed = folder, inputs, group, seed
-        self.training, self.is_mirrored = training, is_mirrored
+        self.training = training
+        self.warmed: set[str] = set()
         self.hole, self.made = inputs.hole, provenance()
         count = len(inputs.indices)
         self.shown = sorted({i * count // min(shown, count) for i in range(min(shown, count))})
@@ -78,8 +78,10 @@ class Comparison:
             "inputs": of_tensors([inputs.x, inputs.y]),
             **(identity or {}),
         }
+        if inputs.groups is not None:
+            self.settings["groups"] = len(inputs.groups.unique())
         if training is not None:
-            self.settings["training"] = of_tensors([training.x])
+            self.settings["training"] = of_images(training.images)
 
     @property
     def parts(self) -> list[slice]:
@@ -93,7 +95,8 @@ class Comparison:
         file, device = self.file(method, part), self.inputs.x.device
         file.parent.mkdir(parents=True, exist_ok=True)
         before = _start_memory(device)
-        if part.start == 0 and method.is_timed and method.settings["kind"] == "tree":
+        if method.settings["kind"] == "tree" and method.name not in self.warmed:
+            self.warmed.add(method.name)
             for _ in range(SET_UP):
                 method.answer(self.inputs, part)
         start = _now(device)
@@ -105,7 +108,7 @@ class Comparison:
             facts["samples"] = answer.samples.shape[1]
         if method.is_timed:
             facts |= {"seconds": _now(device) - start, "peak_bytes": _peak_memory(device, before)}
-        store.write(file, self._score(answer, part), facts)
+        store.write(file, self._score(answer, part, method.training or self.training), facts)
 
     def file(self, method: Method, part: slice) -> Path:
         return self.folder / "parts" / method.name / f"{part.start:05d}.safetensors"
@@ -143,14 +146,14 @@ class Comparison:
     def _about(self, method: Method) -> dict[str, Any]:
         return {**self.settings, **method.settings, "name": method.name}
 
-    def _score(self, answer: Answer, part: slice) -> dict[str, Tensor]:
+    def _score(self, answer: Answer, part: slice, training: Training | None) -> dict[str, Tensor]:
         x, tree = self.inputs.x[part], answer.tree
         values = {"psnr": psnr(tree, x), "nll": nll(tree, x), "entropy": entropy(tree)}
         values["psnr_best"] = best_psnr(tree, x, self.hole)
         if self.hole is not None:
             values["psnr_hole"] = psnr(tree, x, self.hole)
         if answer.samples is not None:
-            values |= self._judge_samples(answer.samples, x, part)
+            values |= self._judge_samples(answer.samples, x, part, training)
         if answer.disagreement is not None:
             values["disagreement"] = answer.disagreement
         for place in self.shown:
@@ -160,13 +163,15 @@ class Comparison:
                 values[f"tree.{place}.log_probs"] = mine.log_probs[-1]
         return values
 
-    def _judge_samples(self, samples: Tensor, x: Tensor, part: slice) -> dict[str, Tensor]:
+    def _judge_samples(
+        self, samples: Tensor, x: Tensor, part: slice, training: Training | None
+    ) -> dict[str, Tensor]:
         values = dict(zip(("variance", "error"), spread_and_skill(samples, x), strict=True))
         if usable_count(samples.shape[1]):
             generator = torch.Generator().manual_seed(self.seed + part.start)
             values["ranks"] = ranks(samples, x, self.directions[part].to(x), generator)
-        if self.training is not None:
-            options = self.training, self.hole, self.is_mirrored
+        if training is not None:
+            options = training.images, self.hole, training.is_mirrored
             found = nearest_distance(samples.flatten(0, 1), *options)
             values["nearest"] = found.unflatten(0, samples.shape[:2]).mean(dim=1)
             values["nearest_truth"] = nearest_distance(x, *options)
@@ -180,7 +185,7 @@ def best_psnr(tree: Tree, x: Tensor, mask: Tensor | None = None) -> Tensor:
         squares = (images - x.unsqueeze(1)).square()
         squares = squares if mask is None else squares[..., mask]
         errors = squares.flatten(2).mean(dim=2).masked_fill(log_probs.isneginf(), torch.inf)
-        values.append(-10 * errors.amin(dim=1).log10())
+        values.append(-10 * errors.amin(dim=1).clamp_min(LEAST_ERROR).log10())
     return torch.stack(values, dim=1)
 
 

@@ -11,7 +11,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from posterior_trees.data import ImageSet
+
 LENGTH = 16
+BATCH = 512
 
 
 def of_tensors(tensors: Iterable[Tensor]) -> str:
@@ -21,6 +24,12 @@ def of_tensors(tensors: Iterable[Tensor]) -> str:
         digest.update(f"{tuple(tensor.shape)} {tensor.dtype}".encode())
         digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
     return digest.hexdigest()[:LENGTH]
+
+
+def of_images(images: ImageSet) -> str:
+    """Of what a set of images stores, part by part: it may not fit into memory."""
+    parts = torch.arange(len(images)).split(BATCH)
+    return of_tensors(images.subset(part).x for part in parts)
 
 
 def of_files(files: Iterable[Path]) -> str:

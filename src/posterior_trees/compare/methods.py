@@ -13,16 +13,25 @@ import torch
 from torch import Tensor
 
 from posterior_trees.baselines.cluster import hierarchical_kmeans
-from posterior_trees.baselines.folder import choose_images, read_samples, sample_files
-from posterior_trees.compare.fingerprint import of_files
-from posterior_trees.data import ImageSet
-from posterior_trees.measure import Inpaint, Measurement, measure_each
+from posterior_trees.baselines.folder import (
+    choose_images,
+    find_samples,
+    read_samples,
+    sample_files,
+)
+from posterior_trees.compare.fingerprint import of_files, of_images
+from posterior_trees.compare.training import Training
+from posterior_trees.data import ImageSet, find_groups
+from posterior_trees.measure import Measurement, hole_of, measured_batch
 from posterior_trees.predictor import TreePredictor
 from posterior_trees.sampling import Baseline
+from posterior_trees.seeding import step_generator
 from posterior_trees.tree import Tree
 
 USUAL = 100
 """How many images are compared unless somebody says."""
+SAMPLING = 5
+"""The purpose of a sampler's random numbers: others than those of the noise in the measurement."""
 
 
 class Inputs(NamedTuple):
@@ -33,11 +42,12 @@ class Inputs(NamedTuple):
     x: Tensor
     y: Tensor
     measurement: Measurement
+    groups: Tensor | None = None  # what is not independent, by number (`data.find_groups`)
 
     @property
     def hole(self) -> Tensor | None:
         """The hidden pixels, if the measurement hides some."""
-        return self.measurement.hole if isinstance(self.measurement, Inpaint) else None
+        return hole_of(self.measurement)
 
 
 class Answer(NamedTuple):
@@ -59,19 +69,24 @@ class Method:
     answer: Callable[[Inputs, slice], Answer]
     settings: dict[str, Any] = field(default_factory=dict)
     is_timed: bool = True
+    training: Training | None = None
+    """What its samples may repeat, if that is not what ours learned from."""
 
 
 def choose_inputs(
-    predictor: TreePredictor, images: ImageSet, count: int | None = None, seed: int = 0
+    predictor: TreePredictor,
+    images: ImageSet,
+    count: int | None = None,
+    seed: int = 0,
+    by: str = "name",
 ) -> Inputs:
     """A seeded list of test images, 100 or all there are unless `count` says how many, and their
-    measurements, on the predictor's device."""
+    measurements, on the predictor's device; `by` is what the images were split by."""
     indices = choose_images(len(images), count or min(USUAL, len(images)), seed)
-    x, y = images.batch(indices)
-    x = x.to(predictor.device)
-    y = measure_each(predictor.measurement, x, indices, seed) if y is None else y
+    x, y = measured_batch(images, indices, predictor.measurement, seed, predictor.device)
     names = [images.names[i] for i in indices.tolist()]
-    return Inputs(indices, names, x, y.to(predictor.device), predictor.measurement)
+    groups = find_groups(names, by)
+    return Inputs(indices, names, x, y, predictor.measurement, groups)
 
 
 def tree_method(name: str, predictor: TreePredictor, settings: dict[str, Any]) -> Method:
@@ -93,34 +108,40 @@ def sampler_method(
     seed: int,
     options: dict[str, Any],
     settings: dict[str, Any],
+    training: Training | None = None,
 ) -> Method:
-    """Samples of a baseline, clustered. The noise of a group depends on its first image only."""
+    """Samples of a baseline, clustered. The noise of a group depends on its first image only.
+    `training` is what it learned from, if that is not what ours did."""
 
     def answer(inputs: Inputs, part: slice) -> Answer:
-        number = seed * 1_000_003 + int(inputs.indices[part][0])
-        generator = torch.Generator(baseline.device).manual_seed(number)
+        number = int(inputs.indices[part][0])
+        generator = step_generator(seed, number, SAMPLING, baseline.device)
         drawn, evaluations = baseline.sample(
             inputs.measurement, inputs.y[part], samples,
             method=sampler, generator=generator, **options,
         )  # fmt: skip
-        return Answer(_cluster(drawn, branching, number), drawn, evaluations * samples)
+        clusters = _cluster(drawn, branching, seed * 1_000_003 + number)
+        return Answer(clusters, drawn, evaluations * samples)
 
     about = {"kind": sampler, "samples": samples, **options, **settings}
-    return Method(name, answer, about)
+    if training:
+        about["training"] = of_images(training.images)
+    return Method(name, answer, about, training=training)
 
 
 def folder_method(
     name: str, folder: Path, inputs: Inputs, *, branching: Sequence[int], samples: int, seed: int
 ) -> Method:
     """Anybody's samples of these inputs, made to agree with y, clamped and clustered; nothing is
-    known about their cost."""
+    known about their cost. A folder that lacks some of them is refused at once."""
+    numbers = inputs.indices.tolist()
+    found = find_samples(folder, numbers, inputs.names)
+    places = dict(zip(numbers, found, strict=True))
 
     def answer(inputs: Inputs, part: slice) -> Answer:
         shape = tuple(inputs.x.shape[1:])
-        drawn = [
-            read_samples(folder, number, image, shape, samples)
-            for number, image in zip(inputs.indices[part].tolist(), inputs.names[part], strict=True)
-        ]
+        numbers = inputs.indices[part].tolist()
+        drawn = [read_samples(places[number], shape, samples) for number in numbers]
         counts = {len(d) for d in drawn}
         if len(counts) > 1:
             raise ValueError(
@@ -137,8 +158,7 @@ def folder_method(
         stack = agreeing.clamp(0, 1)
         return Answer(_cluster(stack, branching, seed), stack, None, off)
 
-    pairs = zip(inputs.indices.tolist(), inputs.names, strict=True)
-    files = [file for pair in pairs for file in sample_files(folder, *pair, samples)]
+    files = [file for place in found for file in sample_files(place, samples)]
     about = {"kind": "folder", "samples": samples, "folder": str(folder)}
     about["content"] = of_files(files)
     return Method(name, answer, about, is_timed=False)

@@ -1,6 +1,5 @@
 """What a comparison leaves behind: tables, per-image values, and the trees side by side."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from posterior_trees.compare.comparison import Comparison
 from posterior_trees.compare.methods import Method
 from posterior_trees.compare.table import make_row, make_table, to_latex, to_markdown
 from posterior_trees.figure import save_figure
-from posterior_trees.store import write_bytes
+from posterior_trees.store import to_json, write_bytes
 from posterior_trees.tree import Tree
 
 
@@ -32,15 +31,16 @@ def write_report(
     rows, per_image, ours = [], {}, None
     for method in finished:
         values, facts = comparison.collect(method)
-        rows.append(make_row(method.name, values, facts, ours, reference["psnr"]))
+        options = {"root": reference["psnr"], "groups": comparison.inputs.groups}
+        rows.append(make_row(method.name, values, facts, ours, **options))
         ours = values if ours is None else ours
         per_image[method.name] = {name: tensor.tolist() for name, tensor in values.items()}
     table = make_table(title, comparison.settings, reference, rows)
     texts = {
-        "table.json": json.dumps(table, indent=1) + "\n",
+        "table.json": to_json(table),
         "table.md": to_markdown(table),
         "table.tex": to_latex(table),
-        "per_image.json": json.dumps(per_image) + "\n",
+        "per_image.json": to_json(per_image, indent=None),
     }
     for name, text in texts.items():
         write_bytes(comparison.folder / name, text.encode())

@@ -12,17 +12,21 @@ from posterior_trees.baselines.calibration import (
     ACCEPTED_CHI2,
     ACCEPTED_GAP,
     ACCEPTED_V,
+    BINS,
     accept,
     chi_square,
     expected_v,
     spread_skill,
 )
 from posterior_trees.baselines.process import travel_times
-from posterior_trees.metrics import summarize
+from posterior_trees.metrics import LEAST_PROBABILITY, clamp_nll, per_depth
 
 SCHEMA = 1
 FEW = 5
 """Samples for each leaf below which a tree of clusters says little."""
+RECITED = 0.5
+"""`nearest` below which samples look like training images; in results/comparison it is 0.88 and
+more."""
 OFF = 0.01
 """Root mean square by which samples may miss the measurement: rounding and JPEG are below."""
 VALUES = ("psnr", "psnr_hole", "psnr_best", "nll", "entropy")
@@ -39,10 +43,14 @@ def make_row(
     values: dict[str, Tensor],
     facts: Sequence[dict[str, Any]],
     ours: dict[str, Tensor] | None,
+    *,
     root: float,
+    groups: Tensor | None = None,
 ) -> dict[str, Any]:
     """All numbers of a method; `ours` are the per-image values to be compared with, `root` is the
-    mean PSNR of the network that the roots of diffusion models are held against."""
+    mean PSNR of the network that the roots of diffusion models are held against, `groups` are
+    images that intervals take together."""
+    values, clamped = _shown_values(values)
     settings = facts[0]["settings"]
     count = len(values["psnr"])
     peaks, seconds = [fact["peak_bytes"] for fact in facts], group_seconds(facts)
@@ -59,7 +67,8 @@ def make_row(
         "peak_bytes": None if None in peaks else max(peaks),
     }
     for key in VALUES:
-        row[key] = per_depth(values[key]) if key in values else None
+        row[key] = per_depth(values[key], groups) if key in values else None
+    row["nll_clamped"] = clamped
     row["samples"] = facts[0].get("samples") or settings.get("samples")
     off = values.get("disagreement")
     row["disagreement"] = None if off is None else off.double().max().item()
@@ -69,12 +78,19 @@ def make_row(
     if row["kind"] in DIFFUSION:
         quality = values.get("psnr_hole", values["psnr"])
         gap = quality[:, 0].double().mean().item() - root
-        row["acceptance"] = accept(row["spread_skill"], row["rank_chi2"], row["ranks"] or 0, gap)
+        found = row["spread_skill"], row["rank_chi2"], row["ranks"] or 0, gap
+        row["acceptance"] = accept(*found, samples=row["samples"])
     if ours is not None:
+        ours, _ = _shown_values(ours)
         row["versus_ours"] = {
-            key: per_depth(values[key] - ours[key]) for key in VALUES if key in values
+            key: per_depth(values[key] - ours[key], groups) for key in VALUES if key in values
         }
     return row
+
+
+def _shown_values(values: dict[str, Tensor]) -> tuple[dict[str, Tensor], int]:
+    likelihoods, clamped = clamp_nll(values["nll"])
+    return {**values, "nll": likelihoods}, clamped
 
 
 def _shown(settings: dict[str, Any]) -> dict[str, Any]:
@@ -89,12 +105,6 @@ def group_seconds(facts: Sequence[dict[str, Any]]) -> list[float] | None:
     if any(fact["seconds"] is None for fact in facts):
         return None
     return [fact["seconds"] / fact["size"] for fact in facts]
-
-
-def per_depth(values: Tensor) -> list[dict[str, Any]]:
-    return [
-        {"depth": depth, **summarize(column)._asdict()} for depth, column in enumerate(values.T)
-    ]
 
 
 def calibration(values: dict[str, Tensor], samples: int) -> dict[str, Any]:
@@ -145,11 +155,22 @@ def doubts(table: dict[str, Any]) -> list[str]:
     """What speaks against a row: too few samples, or samples of something else."""
     leaves, found = math.prod(table["branching"]), []
     for row in table["methods"]:
+        if row.get("nll_clamped"):
+            found.append(
+                f"{row['name']} gave the branch of the truth less than {LEAST_PROBABILITY:g} in "
+                f"{row['nll_clamped']} of {row['n']} images, and is scored as if it were that."
+            )
         if 0 < (row.get("samples") or 0) < FEW * leaves:
             found.append(
                 f"{row['name']} has {row['samples']} samples of an image for {leaves} leaves: "
                 "nodes are then means of few samples, or absent, and the NLL says little (at "
-                f"least {FEW * leaves} are advised)."
+                f"least {FEW * leaves} are advised; fewer than {BINS - 1} have no χ²)."
+            )
+        if row.get("nearest") is not None and row["nearest"] < RECITED:
+            found.append(
+                f"The samples of {row['name']} are {row['nearest']:.2f} times as far from the "
+                "nearest training image as the test images are: does it recite what it was "
+                "trained on?"
             )
         if row.get("disagreeing"):
             found.append(
@@ -182,7 +203,8 @@ def accepted(table: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
 
 def _tests(table: dict[str, Any]) -> str:
     return (
-        f"Tests: v in {list(ACCEPTED_V)}; χ² < {ACCEPTED_CHI2:g} (at least 600 ranks); PSNR of the "
+        f"Tests: v in {list(ACCEPTED_V)} for 100 samples, as exact samples' v for "
+        f"other numbers; χ² < {ACCEPTED_CHI2:g} (at least 600 ranks); PSNR of the "
         f"mean of the samples at most {ACCEPTED_GAP:g} dB below {table['reference']['name']} "
         f"({table['reference']['psnr']:.2f} dB). Only the conditional model can be expected to "
         "pass them all."
@@ -257,12 +279,19 @@ def _caption(table: dict[str, Any]) -> str:
         f"{count} test images, layout {'×'.join(map(str, table['branching']))}, on "
         f"{table['device']}. Mean ± standard deviation over images; NFE are the network "
         "evaluations of one tree. v is about "
-        f"{' or '.join(sorted(usual)) or '1'} and χ² below 21.7 for exact samples; `nearest` "
-        "is their distance from the nearest training image over that of the test images, far below "
-        "1 if a model recites. Samples are made to agree with the measurement and clamped to "
-        "[0, 1]; nodes are not clipped. Work is the GPU's memory beyond weights and images. "
+        f"{' or '.join(sorted(usual)) or '1'} and χ² mostly below 21.7 for exact samples; "
+        "`nearest` is their distance from the nearest training image over that of the test images, "
+        "far below 1 if a model recites. Samples are made to agree with the measurement and "
+        "clamped to [0, 1]; nodes are not clipped. Work is the GPU's memory beyond weights and "
+        f"images. {_units(table)}"
         f"Compiled networks: {', '.join(fused) or 'none'}."
     )
+
+
+def _units(table: dict[str, Any]) -> str:
+    """What intervals are over, where that is not the images of the table."""
+    groups = table.get("groups")
+    return f"Intervals are over {groups} groups of images that belong together. " if groups else ""
 
 
 def _pipe(head: list[str], cells: list[list[str]]) -> list[str]:
@@ -275,7 +304,8 @@ def _spread(value: dict[str, Any], sign: str, digits: int) -> str:
 
 
 def _interval(value: dict[str, Any]) -> str:
-    return f"{value['mean']:+.3f} [{value['low']:+.3f}, {value['high']:+.3f}]"
+    interval = f" [{value['low']:+.3f}, {value['high']:+.3f}]"
+    return f"{value['mean']:+.3f}" + ("" if math.isnan(value["low"]) else interval)
 
 
 def _number(value: float | None, form: str) -> str:

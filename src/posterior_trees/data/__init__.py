@@ -14,12 +14,14 @@ from posterior_trees.data.load import (
     check_spec,
     describe_other_images,
     find_folder,
+    list_names,
     load_evaluation,
+    load_images,
     load_split,
 )
 from posterior_trees.data.patches import grid_patches
 from posterior_trees.data.report import Row, report, status
-from posterior_trees.data.splits import fingerprint
+from posterior_trees.data.splits import files_of, find_groups, fingerprint, image_of
 from posterior_trees.data.stream import StreamedImageSet
 
 __all__ = [
@@ -35,10 +37,15 @@ __all__ = [
     "download",
     "draw_edges",
     "evenly_spaced",
+    "files_of",
     "find_folder",
+    "find_groups",
     "fingerprint",
     "grid_patches",
+    "image_of",
+    "list_names",
     "load_evaluation",
+    "load_images",
     "load_split",
     "read_idx",
     "report",

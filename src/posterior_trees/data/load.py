@@ -109,6 +109,13 @@ def _list(
     return archive, pictures, names
 
 
+def list_names(spec: DataSpec, folder: str | os.PathLike[str] | None, split: str) -> list[str]:
+    """The names of the images of a split; of files without reading them."""
+    if spec.kind == "idx":
+        return load_split(spec, folder, split).names
+    return _list(spec, find_folder(folder), split)[2]
+
+
 def describe_other_images(
     spec: DataSpec, folder: str | os.PathLike[str] | None, trained: str | None
 ) -> str:
@@ -117,8 +124,7 @@ def describe_other_images(
     they are, or nobody knows."""
     if trained is None or spec.kind == "idx":
         return ""
-    _, _, names = _list(spec, find_folder(folder), "train")
-    if fingerprint(names) == trained:
+    if fingerprint(list_names(spec, folder, "train")) == trained:
         return ""
     return (
         f"the images of {spec.name!r} are not those of the training: files were added, removed or "
@@ -127,15 +133,25 @@ def describe_other_images(
     )
 
 
+def load_images(
+    spec: DataSpec, folder: str | os.PathLike[str] | None
+) -> tuple[ImageSet, ImageSet | None]:
+    """The training set and, unless everything trains, the validation set."""
+    train = load_split(spec, folder, "train")
+    return train, load_split(spec, folder, "validation") if spec.validation > 0 else None
+
+
 def load_evaluation(spec: DataSpec, folder: str | os.PathLike[str] | None, split: str) -> ImageSet:
     """The images of a split as a model is judged on them: whole, or where training takes random
     windows (`data.patch`) the windows of a fixed grid."""
     return grid_patches(load_split(spec, folder, split), spec.patch)
 
 
-def find_folder(folder: str | os.PathLike[str] | None) -> Path:
-    """The data folder: as given, else what the variable PTREES_DATA says."""
-    named = folder if folder is not None else os.environ.get("PTREES_DATA")
+def find_folder(
+    folder: str | os.PathLike[str] | None, default: str | os.PathLike[str] | None = None
+) -> Path:
+    """The data folder: as given, else what the variable PTREES_DATA says, else the default."""
+    named = folder if folder is not None else os.environ.get("PTREES_DATA") or default
     if not named:
         raise DataError(
             "no data folder is given: use --data DIR or set the variable PTREES_DATA; "

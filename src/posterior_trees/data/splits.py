@@ -6,9 +6,14 @@ $\lfloor n f_{\text{validation}} \rceil$ before them the validation split, and t
 """
 
 import hashlib
+import re
 from collections.abc import Sequence
 from itertools import groupby
 from pathlib import PurePosixPath
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
 
 from posterior_trees.data.errors import DataError
 
@@ -36,6 +41,27 @@ def split_names(
     if not chosen:
         raise DataError(empty(split, len(groups), "images" if by == "name" else "wells"))
     return [name for group in chosen for name in group]
+
+
+def image_of(name: str) -> str:
+    """The image that a window of it, `name@top,left`, was cut from."""
+    return re.sub(r"(@\d+,\d+)+$", "", name)
+
+
+def files_of(names: Sequence[str]) -> list[str]:
+    """The images that these, or windows of them, are; each once, in order."""
+    return list(dict.fromkeys(image_of(name) for name in names))
+
+
+def find_groups(names: Sequence[str], by: str) -> Int[Tensor, "n"] | None:
+    """For each name the number of what it belongs to and a split keeps whole: windows to their
+    image, and `by` "well" fields to their well. None if each stands for itself."""
+    images = [image_of(name) for name in names]
+    wholes = [well(image) for image in images] if by == "well" else images
+    numbers = {whole: number for number, whole in enumerate(dict.fromkeys(wholes))}
+    if len(numbers) == len(names):
+        return None
+    return torch.tensor([numbers[whole] for whole in wholes])
 
 
 def bounds(n: int, split: str, validation: float, test: float) -> slice:

@@ -44,5 +44,6 @@ def repr_html(tree: Tree) -> str | None:
 
 
 def register() -> None:
-    """Let notebooks display every `Tree` with the explorer; `import posterior_trees` calls it."""
+    """Let notebooks display every `Tree` with the explorer; importing `explore` calls it, as the
+    first public name taken from `posterior_trees` does."""
     setattr(Tree, "_repr_html_", repr_html)  # noqa: B010 (the tree itself knows no pages)

@@ -3,16 +3,10 @@
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from importlib import resources
 from io import BytesIO
 from pathlib import Path
 
-import numpy as np
-import torch
-from jaxtyping import Float
-from PIL import Image
-from torch import Tensor
-
+from posterior_trees.assets import DIGITS, PAPER, sample_digits
 from posterior_trees.data.decode import read_header
 from posterior_trees.data.errors import DataError
 from posterior_trees.explore.content import Measure, describe_trees
@@ -32,7 +26,6 @@ from posterior_trees.pictures.digit import check_takes_digits, takes_digits
 from posterior_trees.pictures.size import describe_resize, mask_size, scale_size, times
 from posterior_trees.tree import Tree
 
-DIGIT = (28, 28)
 SAMPLES = 12
 """How many of the sample digits a served page begins with."""
 
@@ -75,17 +68,6 @@ def describe_start(
     return examples
 
 
-def sample_digits(count: int) -> Float[Tensor, "n 1 28 28"]:
-    """Evenly spaced ones of the test digits that ship with the package, in [0, 1]."""
-    sheet = resources.files("posterior_trees") / "assets" / "digits.png"
-    with sheet.open("rb") as file, Image.open(file) as image:
-        pixels = torch.from_numpy(np.array(image.convert("L")))
-    height, width = DIGIT
-    tiles = pixels.unfold(0, height, height).unfold(1, width, width).reshape(-1, 1, *DIGIT)
-    chosen = [i * len(tiles) // count for i in range(min(count, len(tiles)))]
-    return tiles[chosen].float() / 255
-
-
 def title_of(predictor: Predictor) -> str:
     return (
         f"Posterior trees: {predictor.name.replace('_', ' ')}"
@@ -102,12 +84,9 @@ def model_card(predictor: Predictor) -> dict[str, str]:
         card["origin"] = "Trained with posterior-trees " + ", ".join(
             f"{key} {predictor.about[key]}" for key in keys
         )
-    card["method"] = (
-        "Nehme, Mulayoff and Michaeli, Hierarchical Uncertainty Exploration via Feedforward "
-        "Posterior Trees, NeurIPS 2024"
-    )
+    card["method"] = PAPER
     if takes_digits(predictor.measurement, predictor.channels):
-        card["data"] = "Digits: MNIST by Yann LeCun, Corinna Cortes and Christopher J.C. Burges"
+        card["data"] = DIGITS
     if terms := predictor.about.get("terms"):
         card["terms"] = f"Trained on {terms}; the weights have the terms of their data"
     return card

@@ -252,6 +252,6 @@ def _check_pixels(content: bytes, name: str, limits: Limits) -> None:
         return  # decoding will say what is wrong
     if width * height > limits.megapixels * 1e6:
         raise DataError(
-            f"{name} has {width}×{height} = {width * height / 1e6:.0f} megapixels, the limit is "
+            f"{name} has {width}×{height} = {width * height / 1e6:.3g} megapixels, the limit is "
             f"{limits.megapixels:g}. Make it smaller first"
         )

@@ -6,7 +6,7 @@ sizes are fitted into one frame, on white. Where a picture shows what the model 
 be said of it (a doubt, another size) stands beside it.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from torch import Tensor
@@ -43,7 +43,7 @@ class Shown(NamedTuple):
         cls, name: str, tree: Tree, y: Tensor, x: Tensor | None, remarks: Mapping[str, str]
     ) -> "Shown":
         """Shrunk to what a page can hold."""
-        small = _map_images(tree, _shrink)
+        small = tree.map_images(_shrink)
         return cls(name, small, _shrink(y), None if x is None else _shrink(x), remarks, {})
 
 
@@ -53,7 +53,7 @@ def make_album(shown: Sequence[Shown], predictor: TreePredictor) -> str:
     examples = []
     for s in shown:
         (example,) = describe_trees(
-            _map_images(s.tree, lambda images: _frame(images, size)),
+            s.tree.map_images(lambda images: _frame(images, size)),
             inputs=_frame(s.y, size),
             truths=None if s.x is None else _frame(s.x, size),
             names=[s.name],
@@ -62,10 +62,6 @@ def make_album(shown: Sequence[Shown], predictor: TreePredictor) -> str:
         examples.append(example | {"measures": measures, **s.remarks})
     content = frame_content(predictor.branching, size, "Posterior trees", model_card(predictor))
     return inline_page(content | {"examples": examples})
-
-
-def _map_images(tree: Tree, change: Callable[[Tensor], Tensor]) -> Tree:
-    return Tree([change(level) for level in tree.images], tree.log_probs, tree.branching)
 
 
 def _shrink(images: Tensor) -> Tensor:

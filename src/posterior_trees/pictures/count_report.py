@@ -14,7 +14,6 @@ count.png           the root with the inventory: green is in all leaves, orange 
 
 import csv
 import io
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from PIL import Image, ImageDraw
 
 from posterior_trees.pictures.count import Count, Leaf, Nucleus
+from posterior_trees.store import write_json
 from posterior_trees.tree import Tree
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def write_count(
     nuclei = [nucleus._asdict() for nucleus in count.nuclei]
     facts = {"schema": SCHEMA, **(remarks or {}), **count._asdict()}
     facts |= {"leaves": leaves, "nuclei": nuclei}
-    (folder / "count.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+    write_json(folder / "count.json", facts)
     for leaf in leaves:
         leaf["path"] = _name(leaf["path"])
     for nucleus in nuclei:

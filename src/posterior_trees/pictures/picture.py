@@ -21,7 +21,7 @@ from torch import Tensor
 from posterior_trees.data import DataError, ImageSet, evenly_spaced
 from posterior_trees.data.decode import Stored, decode_raw, read_header
 from posterior_trees.data.imageset import to_float
-from posterior_trees.measure import Colorize, Denoise, Measurement, measure_each
+from posterior_trees.measure import Colorize, Denoise, Measurement, measured_batch
 from posterior_trees.pictures.adjust import SLACK, Adjustment, refuse_with_digit
 from posterior_trees.pictures.digit import check_takes_digits, find_digit, takes_digits
 from posterior_trees.pictures.size import check_scale, mask_size, scale_size, times
@@ -54,6 +54,7 @@ def read_picture(
     gamma: float | int = 1.0,
     digit: bool = False,
     scale: float | int = 1.0,
+    invert: bool = False,
 ) -> Float[Tensor, "1 c h w"]:
     r"""The picture in a file; `resize` cuts its centre and brings it to the size of the mask of a
     model that has one, `digit` finds the handwritten digit in it (`digit.py`), and `scale` makes it
@@ -61,9 +62,10 @@ def read_picture(
 
     `levels` are the stored values (0 to 255, or to 65535) that become black and white, and `gamma`
     bends what is between: $v \mapsto \operatorname{clip}(\tfrac{v - lo}{hi - lo}, 0, 1)^\gamma$.
-    A camera's 12 bits in a 16-bit file need them, and floating-point values beyond [0, 1].
+    A camera's 12 bits in a 16-bit file need them, and floating-point values beyond [0, 1]. `invert`
+    then exchanges black and white.
     """
-    adjustment = Adjustment.of(levels, gamma, invert=False)
+    adjustment = Adjustment.of(levels, gamma, invert)
     if digit:
         refuse_with_digit(adjustment, resize, scale=scale)
     stored = read_stored(file, predictor, resize, digit, scale)
@@ -107,9 +109,8 @@ def brightness_range(
     `limit` evenly spaced images; a trainer keeps them in `about["input_brightness"]`."""
     means = []
     for indices in torch.tensor(evenly_spaced(len(images), limit)).split(256):
-        x, y = images.batch(indices)
-        x = x.to(next(measurement.buffers(), x).device)
-        y = measure_each(measurement, x, indices, seed=0) if y is None else y
+        device = next((buffer.device for buffer in measurement.buffers()), images.device)
+        _, y = measured_batch(images, indices, measurement, 0, device)
         means.append(y.flatten(1).mean(dim=1).cpu().double())
     return torch.cat(means).quantile(torch.tensor([0.001, 0.999]).double()).tolist()
 

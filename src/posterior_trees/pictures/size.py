@@ -14,7 +14,7 @@ import math
 from collections.abc import Sequence
 
 from posterior_trees.data.errors import DataError
-from posterior_trees.measure import Inpaint, Measurement
+from posterior_trees.measure import Measurement, hole_of
 
 SCALES = (1 / 16, 16.0)
 """The least and the greatest scale: beyond, a picture has no more to show."""
@@ -24,7 +24,8 @@ MEGAPIXELS = 178
 
 def mask_size(measurement: Measurement) -> tuple[int, ...]:
     """Height and width of a model's fixed mask; () if it takes any size."""
-    return tuple(measurement.hole.shape[-2:]) if isinstance(measurement, Inpaint) else ()
+    hole = hole_of(measurement)
+    return () if hole is None else tuple(hole.shape[-2:])
 
 
 def check_scale(scale: float | int, measurement: Measurement) -> None:

@@ -36,7 +36,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from posterior_trees.measure import Inpaint
-from posterior_trees.predictor import TreePredictor, pad
+from posterior_trees.networks.padding import pad
+from posterior_trees.predictor import TreePredictor, evaluating
 from posterior_trees.tree import Tree
 
 WHOLE = 1024 * 1024
@@ -89,17 +90,13 @@ def predict_tiled(
     tile, overlap = (-(-size // step) * step for size in (tile, overlap))
     check_tiles(predictor, tile, overlap)
     padded, canvas = pad(y, step, predictor.padding), None
-    was_training = predictor.training
-    predictor.eval()
-    try:
+    with evaluating(predictor):
         for part in watch(list(cut(padded.shape[-2:], tile, overlap, step))):
             tree = predictor(padded[..., part.rows, part.columns].to(predictor.device)).to("cpu")
             if canvas is None:
                 zoom = tree.shape[-1] // (part.columns.stop - part.columns.start)
                 canvas = Canvas(tree, y.shape[-2:], padded.shape[-2:], zoom)
             canvas.add(tree, part)
-    finally:
-        predictor.train(was_training)
     assert canvas is not None
     return canvas.finish()
 
@@ -182,8 +179,7 @@ class Canvas:
     def add(self, tree: Tree, tile: Tile) -> None:
         """Match a tile's tree with what is here and lay it on."""
         here, (rows, columns) = self._place(tile)
-        inner = Tree([level[..., rows, columns] for level in tree.images], tree.log_probs,
-                     tree.branching)  # fmt: skip
+        inner = tree.map_images(lambda images: images[..., rows, columns])
         tree = renumber(inner, self._match(inner, here))
         window = here.window.to(self.weight.dtype)
         for total, level in zip(self.images, tree.images, strict=True):

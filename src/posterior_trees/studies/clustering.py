@@ -19,7 +19,6 @@ apart for posteriors of one, two, three and four modes that are not negligible: 
 two find a rare mode depends on how many there are.
 """
 
-import json
 from dataclasses import dataclass
 from itertools import permutations
 from os import PathLike
@@ -165,7 +164,7 @@ def run(
     numbers |= {
         "by_modes": {str(m): _mean(found[1:], m) for m in sorted({r["modes"] for r in found[1:]})}
     }
-    store.write_bytes(out / FILES[0], (json.dumps(numbers, indent=1) + "\n").encode())
+    store.write_json(out / FILES[0], numbers)
     store.write_bytes(out / FILES[1], table(numbers).encode())
     return numbers
 

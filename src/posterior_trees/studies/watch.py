@@ -18,8 +18,8 @@ from torch import Tensor
 
 from posterior_trees.data import ImageSet, evenly_spaced
 from posterior_trees.examples import predict_examples
-from posterior_trees.measure import Inpaint, measure_each
-from posterior_trees.predictor import TreePredictor
+from posterior_trees.measure import hole_of, measured_batch
+from posterior_trees.predictor import TreePredictor, evaluating
 from posterior_trees.training.run import read_log
 from posterior_trees.tree import Tree
 
@@ -43,15 +43,13 @@ class LeafWatch:
         self.shown, self.snapshots = (images, evenly_spaced(len(images), SHOWN)), snapshots
 
     def __call__(self, line: dict[str, Any]) -> None:
-        was_training = self.predictor.training
-        self.predictor.eval()
-        numbers = {"epoch": line["epoch"], "epsilon": line["epsilon"], **self.measure()}
-        with (self.folder / "leaves.jsonl").open("a", encoding="utf-8") as stream:
-            stream.write(json.dumps(numbers) + "\n")
-        if line["epoch"] in self.snapshots:
-            tree, _, _ = predict_examples(self.predictor, *self.shown, self.seed)
-            tree.save(snapshot_file(self.folder, line["epoch"]))
-        self.predictor.train(was_training)
+        with evaluating(self.predictor):
+            numbers = {"epoch": line["epoch"], "epsilon": line["epsilon"], **self.measure()}
+            with (self.folder / "leaves.jsonl").open("a", encoding="utf-8") as stream:
+                stream.write(json.dumps(numbers) + "\n")
+            if line["epoch"] in self.snapshots:
+                tree, _, _ = predict_examples(self.predictor, *self.shown, self.seed)
+                tree.save(snapshot_file(self.folder, line["epoch"]))
         self.report(line)
 
     @torch.inference_mode()
@@ -60,11 +58,9 @@ class LeafWatch:
         errors: Tensor | None = None
         winners = []
         for chosen in torch.arange(len(self.images)).split(BATCH):
-            x, y = self.images.batch(chosen)
-            x = x.to(self.predictor.device)
-            if y is None:
-                y = measure_each(self.predictor.measurement, x, chosen, self.seed)
-            tree = self.predictor(y.to(x.device))
+            place = self.predictor.measurement, self.seed, self.predictor.device
+            x, y = measured_batch(self.images, chosen, *place)
+            tree = self.predictor(y)
             found = tree.errors(x)
             total = found[-1].double().sum(dim=0)
             errors = total if errors is None else errors + total
@@ -80,10 +76,8 @@ class LeafWatch:
 
 def free_share(predictor: TreePredictor) -> float:
     """Factor from a mean over all pixels to one over the hole: what is known has no error."""
-    measurement = predictor.measurement
-    if not isinstance(measurement, Inpaint):
-        return 1.0
-    return measurement.hole.numel() / int(measurement.hole.sum())
+    hole = hole_of(predictor.measurement)
+    return 1.0 if hole is None else hole.numel() / int(hole.sum())
 
 
 def read_watch(folder: Path) -> list[dict[str, Any]]:

@@ -37,7 +37,7 @@ from posterior_trees import store
 from posterior_trees.checkpoint import load_weights, save_model
 from posterior_trees.data import ImageSet
 from posterior_trees.evaluate import score
-from posterior_trees.measure import measure_each
+from posterior_trees.measure import measured_batch
 from posterior_trees.predictor import TreePredictor
 from posterior_trees.recipe import Recipe
 from posterior_trees.training.run import Run, RunError, read_log
@@ -216,11 +216,9 @@ def find_layer(predictor: TreePredictor, images: ImageSet | None, seed: int) -> 
             "calibrated on held-out images. Give fit some, images=(training, validation), or set "
             "training.calibrate=false"
         )
-    first = torch.arange(1)
-    x, y = images.batch(first)
-    x = x.to(predictor.device)
-    y = measure_each(predictor.measurement, x, first, seed) if y is None else y
-    return find_logits(predictor, y.to(predictor.device))
+    place = predictor.measurement, seed, predictor.device
+    _, y = measured_batch(images, torch.arange(1), *place)
+    return find_logits(predictor, y)
 
 
 def calibrate(predictor: TreePredictor, images: ImageSet, recipe: Recipe) -> dict[str, Any]:

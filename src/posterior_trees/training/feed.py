@@ -13,6 +13,8 @@ from posterior_trees.data import ImageSet
 from posterior_trees.data.augment import augment
 from posterior_trees.predictor import TreePredictor
 from posterior_trees.recipe import Recipe
+from posterior_trees.seeding import step_generator
+from posterior_trees.training.order import Order
 from posterior_trees.training.run import RunError
 
 
@@ -30,8 +32,14 @@ class Feed:
     ) -> None:
         self.recipe, self.predictor, self.images = recipe, predictor, images
         self.rank, self.processes = rank, processes
-        self.draws = len(images) * recipe.data.repeat
-        self.batch_size = min(recipe.training.batch_size, self.draws)
+        self.order = Order(
+            len(images),
+            recipe.training.batch_size,
+            repeat=recipe.data.repeat,
+            generator=lambda epoch: self.generator(epoch, 2),
+            device=predictor.device,
+        )
+        self.batch_size, self.steps_per_epoch = self.order.batch_size, self.order.steps_per_epoch
         if self.batch_size % processes:
             raise RunError(
                 f"a batch of {self.batch_size} cannot be shared equally by {processes} "
@@ -40,11 +48,10 @@ class Feed:
         if recipe.network.head_norm == "batch" and self.batch_size // processes < 2:
             raise RunError(
                 f"a batch has {self.batch_size // processes} image for each process "
-                f"(training.batch_size is {recipe.training.batch_size}, of {self.draws} training "
-                "images), and network.head_norm='batch' needs at least 2: give it more, or use "
-                "head_norm='layer'"
+                f"(training.batch_size is {recipe.training.batch_size}, of {self.order.draws} "
+                "training images), and network.head_norm='batch' needs at least 2: give it more, "
+                "or use head_norm='layer'"
             )
-        self.steps_per_epoch = self.draws // self.batch_size
         spec = recipe.balancer
         self.balancer = LeafBalancer(
             predictor.num_leaves,
@@ -57,7 +64,6 @@ class Feed:
             refresh_every=spec.refresh_every,
             device=predictor.device,
         )
-        self.order: tuple[int, Tensor] | None = None
         self.ones = torch.ones(self.batch_size // processes, device=predictor.device)
 
     def draw(self, step: int) -> Tensor:
@@ -66,11 +72,7 @@ class Feed:
         self.balancer.active = spec.is_on and step / self.steps_per_epoch >= spec.start
         if self.balancer.active:
             return next(self.balancer.batches(self.batch_size, self.generator(step, 1)))
-        epoch, place = divmod(step, self.steps_per_epoch)
-        if self.order is None or self.order[0] != epoch:
-            order = torch.randperm(self.draws, generator=self.generator(epoch, 2))
-            self.order = epoch, (order % len(self.images)).to(self.predictor.device)
-        return self.order[1][place * self.batch_size : (place + 1) * self.batch_size]
+        return self.order.batch(step)
 
     def share(self, indices: Tensor) -> Tensor:
         """This process's part of a batch."""
@@ -107,5 +109,4 @@ class Feed:
         return x, self.predictor.measure(x, generator) if y is None else y
 
     def generator(self, step: int, purpose: int) -> torch.Generator:
-        number = (self.recipe.seed * 1_000_003 + purpose) * 1_000_003 + step
-        return torch.Generator().manual_seed(number % 2**63)
+        return step_generator(self.recipe.seed, step, purpose)

@@ -62,5 +62,5 @@ def errors_regarded(
     tree: Tree, x: Float[Tensor, "b c h w"], focus: Sequence[float], is_by_shape: bool = False
 ) -> tuple[Float[Tensor, "b _"], ...]:
     """Mean squared errors of every node in what is regarded, level by level."""
-    parts = tuple(regarded(level, focus, is_by_shape) for level in tree.images)
-    return Tree(parts, tree.log_probs, tree.branching).errors(regarded(x, focus, is_by_shape))
+    parts = tree.map_images(lambda images: regarded(images, focus, is_by_shape))
+    return parts.errors(regarded(x, focus, is_by_shape))

@@ -14,6 +14,7 @@ from jaxtyping import Float, Int
 from lightning_fabric import Fabric
 from torch import Tensor, nn
 
+from posterior_trees.association import Association
 from posterior_trees.capture import Capture
 from posterior_trees.compiling import compiled, plain_way_back
 from posterior_trees.loss import Objective, epsilon_at, objective
@@ -68,7 +69,7 @@ class Learner:
         self.centres: list[Tensor] = []
         self.has_centres = self.is_ready = False
         self._place_rates()
-        self.beta = 0.0 if recipe.loss.probability == "paper" else recipe.loss.beta
+        self.beta = recipe.loss.cross_entropy_weight
 
     def learn(
         self,
@@ -172,16 +173,18 @@ class Learner:
         *wins: Tensor,
     ) -> Objective:
         """Each image's part of the loss."""
-        factors = handicaps(wins[0], self.predictor.branching, wins[1]) if wins else None
-        tree = self.predictor.assemble(leaves, y)
-        spec, usual, guide, apart = self.recipe.loss, None, None, None
+        tree, spec = self.predictor.assemble(leaves, y), self.recipe.loss
+        factors = usual = guide = apart = None
+        if wins:
+            factors = handicaps(wins[0], self.predictor.branching, wins[1])
         if any(spec.rate) and spec.is_rate_relative:
             usual = [self._mean(level.detach().exp().mean(dim=0)) for level in tree.log_probs]
         if spec.seeds:
             guide = distances(coarse(self._regard(x - tree.root)), self.centres), is_guided
         if spec.focus or spec.is_by_shape:
             apart = errors_regarded(tree, x, spec.focus, spec.is_by_shape)
-        return objective(tree, x, epsilon, factors, spec.rate, usual, guide, apart)
+        association = Association(factors, spec.rate, usual, guide, apart)
+        return objective(tree, x, epsilon, association)
 
     @torch.no_grad()
     def seed(

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from posterior_trees import store
+from posterior_trees.data import ImageSet, files_of, fingerprint
 from posterior_trees.recipe import Recipe, parse_resolved, write_recipe
 
 FREE_TO_CHANGE = {
@@ -63,6 +64,16 @@ class Run:
             raise RunError(f"{self.state_file} is not the state of a run")
         return store.unflatten(tensors, facts["state"])
 
+    def check_images(self, state: dict[str, Any], train: ImageSet) -> None:
+        """Refuse to go on with other training images than the state's (`describe_images`)."""
+        known = state.get("images")
+        if known and known["names"] != fingerprint(train.names):
+            raise RunError(
+                f"{self.folder} was begun with {known['count']} other training images (there are "
+                f"{len(train)} now; files were added, removed or renamed): bring them back to "
+                "continue it, or begin a new run with another --out"
+            )
+
     def log(self, line: dict[str, Any]) -> None:
         if self.is_writer:
             with self.log_file.open("a", encoding="utf-8") as stream:
@@ -86,6 +97,17 @@ class Run:
                 "to continue it, or another --out folder for a new run, which `ptrees train … "
                 f"--from {self.folder}` begins with these weights"
             )
+
+
+def describe_images(train: ImageSet) -> dict[str, Any]:
+    """What a state keeps to know its training images by."""
+    return {"count": len(train), "names": fingerprint(train.names)}
+
+
+def name_images(train: ImageSet) -> dict[str, str]:
+    """What a model keeps to know its training files by (`data.describe_other_images`); nothing of
+    images in memory, which have numbers."""
+    return {} if train.names[:1] == ["0"] else {"train_names": fingerprint(files_of(train.names))}
 
 
 def read_log(file: str | PathLike[str]) -> list[dict[str, Any]]:

@@ -4,8 +4,9 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from posterior_trees.cli.checks import add_checks, shorten
-from posterior_trees.cli.words import add_changes, add_data, command_line, count
+from posterior_trees.cli.baseline_checks import add_checks, shorten
+from posterior_trees.cli.model import add_device
+from posterior_trees.cli.options import add_changes, add_data, command_line, count
 
 
 def add_baseline(commands: Any) -> None:
@@ -18,7 +19,7 @@ def add_baseline(commands: Any) -> None:
     train.add_argument("--out", type=Path, required=True, help="run folder")
     add_data(train)
     add_changes(train, "change a recipe key, e.g. training.epochs=10")
-    train.add_argument("--device", help="cuda, mps or cpu [the best there is]")
+    add_device(train)
     train.add_argument("--minutes", type=float, default=float("inf"),
                        help="stop after so long; the same command continues")  # fmt: skip
     train.set_defaults(run=run_train)
@@ -34,7 +35,7 @@ def add_baseline(commands: Any) -> None:
                         help="so many test images, those of `ptrees compare` [10]")  # fmt: skip
     sample.add_argument("--samples", type=count, default=100, help="samples of each [100]")
     sample.add_argument("--seed", type=int, default=0, help="of images and samples [0]")
-    sample.add_argument("--device", help="cuda, mps or cpu [the best there is]")
+    add_device(sample)
     sample.add_argument("--out", type=Path, required=True, help="folder of .npy files")
     sample.set_defaults(run=run_sample)
     add_checks(actions)
@@ -68,24 +69,22 @@ def run_train(arguments: argparse.Namespace) -> None:
 
 
 def run_sample(arguments: argparse.Namespace) -> None:
-    import torch
-
     from posterior_trees.baselines.folder import choose_images, write_samples
+    from posterior_trees.compare.methods import SAMPLING
     from posterior_trees.data import load_evaluation
-    from posterior_trees.measure import measure_each
+    from posterior_trees.measure import measured_batch
     from posterior_trees.progress import track
     from posterior_trees.sampling import load_baseline
+    from posterior_trees.seeding import step_generator
 
     baseline = load_baseline(arguments.model, arguments.device)
     images = load_evaluation(baseline.recipe.data, arguments.data, "test")
     measurement = baseline.measurement_of(arguments.task)
-    generator = torch.Generator(baseline.device).manual_seed(arguments.seed)
+    generator = step_generator(arguments.seed, 0, SAMPLING, baseline.device)
     options = parse_options(arguments.options)
     chosen = choose_images(len(images), arguments.images, arguments.seed)
     for numbers in track("sampling")(chosen.split(1)):
-        x, y = images.batch(numbers)
-        x = x.to(baseline.device)
-        y = measure_each(measurement, x, numbers, arguments.seed) if y is None else y
+        _, y = measured_batch(images, numbers, measurement, arguments.seed, baseline.device)
         samples, _ = baseline.sample(
             measurement, y, arguments.samples,
             method=arguments.method, generator=generator, **options,

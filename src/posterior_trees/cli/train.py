@@ -1,4 +1,4 @@
-"""The commands `ptrees train` and `ptrees study`: recipes become models; heavy imports inside."""
+"""The command `ptrees train`: a recipe becomes a model; heavy imports inside."""
 
 import argparse
 import os
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from posterior_trees.cli.hardware import add_accelerator
-from posterior_trees.cli.words import add_changes, add_data, command_line, count, data_folder
+from posterior_trees.cli.options import add_changes, add_data, command_line, count
 
 if TYPE_CHECKING:
     from posterior_trees.data import ImageSet
@@ -30,19 +30,6 @@ def add_train(commands: Any) -> None:
     train.set_defaults(run=run_train)
 
 
-def add_study(commands: Any) -> None:
-    study = commands.add_parser("study", help="train, judge, draw and export several recipes")
-    study.add_argument("recipes", nargs="+", type=Path, metavar="RECIPE")
-    study.add_argument("--out", type=Path, required=True, help="folder for what comes out")
-    study.add_argument("--runs", type=Path, default=Path("runs"), help="folder of the runs [runs]")
-    add_data(study)
-    add_changes(study, "change a key of all recipes")
-    study.add_argument("--minutes", type=float, help="stop training then; run again to continue")
-    study.add_argument("--plain", action="store_true", help="also train plain MSE counterparts")
-    add_accelerator(study)
-    study.set_defaults(run=run_study)
-
-
 def run_train(arguments: argparse.Namespace) -> None:
     from posterior_trees.recipe import read_recipe, write_recipe
 
@@ -50,14 +37,15 @@ def run_train(arguments: argparse.Namespace) -> None:
     if arguments.dry_run:
         print(write_recipe(recipe), end="")
         return
+    from posterior_trees.data import load_images
     from posterior_trees.progress import Progress
-    from posterior_trees.train import fit, load_images
+    from posterior_trees.train import fit
 
     out, title = arguments.out, f"training {recipe.task or arguments.recipe.stem}"
     if (out / "log.jsonl").is_file() and not (out / "state.safetensors").is_file():
         print(f"{out} has a log and no saved state: the run begins anew", file=sys.stderr)
     is_first = os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0")) == "0"
-    images = load_images(recipe, data_folder(arguments))
+    images = load_images(recipe.data, arguments.data)
     if is_first:
         held_out = f", {len(images[1])} to validate" if images[1] is not None else ""
         print(f"{len(images[0])} images to train on{held_out}", file=sys.stderr)
@@ -128,22 +116,3 @@ def describe_calibration(record: dict[str, Any]) -> str:
         return f"calibration left the probabilities as trained: {images} ask for no change"
     before, after = (record[f"nll_{moment}"][-1] for moment in ("before", "after"))
     return f"calibration changed the probabilities: NLL of {images} {before:.3f} → {after:.3f}"
-
-
-def run_study(arguments: argparse.Namespace) -> None:
-    from posterior_trees.study import run_study as run
-
-    rows = run(
-        arguments.recipes,
-        arguments.out,
-        data=data_folder(arguments),
-        runs=arguments.runs,
-        minutes=arguments.minutes,
-        changes=arguments.changes,
-        with_plain=arguments.plain,
-        accelerator=arguments.accelerator,
-        say=lambda text: print(text, flush=True),
-    )
-    failed = [row["name"] for row in rows if row["state"] == "failed"]
-    if failed:
-        raise RuntimeError(f"{', '.join(failed)} failed; {arguments.out}/study.json says why")

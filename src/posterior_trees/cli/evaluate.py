@@ -1,12 +1,12 @@
-"""The commands `ptrees evaluate` and `ptrees figure`: numbers and pictures of a model on a split;
-heavy imports inside."""
+"""The command `ptrees evaluate`: numbers of a model on a split; heavy imports inside."""
 
 import argparse
 import sys
 from pathlib import Path
 from typing import Any
 
-from posterior_trees.cli.words import SPLITS, add_data, add_model, count, data_folder, load_model
+from posterior_trees.cli.model import add_device, add_model, load_model
+from posterior_trees.cli.options import SPLITS, add_data, count
 
 SEEN_APART = 0.25
 """Pixels between the truth and the root of pairs from which on `evaluate` speaks of it."""
@@ -16,40 +16,15 @@ def add_evaluate(commands: Any) -> None:
     evaluate = commands.add_parser("evaluate", help="PSNR, NLL and leaf use of a model on a split")
     add_model(evaluate)
     add_data(evaluate)
+    add_device(evaluate)
     evaluate.add_argument("--split", choices=SPLITS, default="test")
     evaluate.add_argument("--limit", type=count, help="only the first N images")
     evaluate.add_argument("--json", type=Path, help="file for the numbers")
     evaluate.set_defaults(run=run_evaluate)
 
 
-def add_figure(commands: Any) -> None:
-    figure = commands.add_parser("figure", help="paper-style figure of trees of a split's images")
-    add_model(figure)
-    add_data(figure)
-    figure.add_argument("--split", choices=SPLITS, default="test")
-    figure.add_argument("--images", type=int, nargs="*", help="image numbers [evenly spaced]")
-    figure.add_argument("--count", type=count, default=6, help="how many evenly spaced images [6]")
-    figure.add_argument("--closer", action="store_true", help="only the hole and what is around it")
-    figure.add_argument("--out", type=Path, required=True, help=".png, .jpg, .svg or .pdf file")
-    figure.set_defaults(run=run_figure)
-
-
-def load_judged(arguments: argparse.Namespace, device: str | None = None) -> tuple[Any, Any, Any]:
-    """A model's recipe, the model and the images of a split; a message if these may not be what
-    they are called."""
-    from posterior_trees.checkpoint import load_recipe
-    from posterior_trees.data import describe_other_images, load_evaluation
-
-    recipe, predictor = load_recipe(arguments.model), load_model(arguments, device)
-    folder = data_folder(arguments)
-    images = load_evaluation(recipe.data, folder, arguments.split)
-    known = None if arguments.split == "train" else predictor.about.get("train_names")
-    if doubt := describe_other_images(recipe.data, folder, known):
-        print(f"ptrees {arguments.command}: {doubt}", file=sys.stderr)
-    return recipe, predictor, images
-
-
 def run_evaluate(arguments: argparse.Namespace) -> None:
+    from posterior_trees.data import find_groups
     from posterior_trees.evaluate import report, score, seconds_per_image
     from posterior_trees.metrics import information
     from posterior_trees.progress import track
@@ -65,7 +40,8 @@ def run_evaluate(arguments: argparse.Namespace) -> None:
         predictor, images, batch_size=batch_size, seed=recipe.seed, watch=track("evaluating")
     )
     names = {"model": str(arguments.model), "task": recipe.task, "split": arguments.split}
-    table: dict[str, Any] = report(predictor, scores, **names)
+    groups = find_groups(images.names, recipe.data.split)
+    table: dict[str, Any] = report(predictor, scores, **names, groups=groups)
     table |= {"seconds_per_image": seconds_per_image(predictor, images), "nfe": 1}
     print_scores(table)
     if predictor.num_leaves > 1:
@@ -75,20 +51,18 @@ def run_evaluate(arguments: argparse.Namespace) -> None:
         write_json(arguments.json, table)
 
 
-def run_figure(arguments: argparse.Namespace) -> None:
-    from posterior_trees.examples import save_examples
+def load_judged(arguments: argparse.Namespace) -> tuple[Any, Any, Any]:
+    """A model's recipe, the model and the images of a split; a message if these may not be what
+    they are called."""
+    from posterior_trees.checkpoint import load_recipe
+    from posterior_trees.data import describe_other_images, load_evaluation
 
-    recipe, predictor, images = load_judged(arguments)
-    save_examples(
-        arguments.out,
-        predictor,
-        images,
-        indices=arguments.images or None,
-        count=arguments.count,
-        seed=recipe.seed,
-        is_closer=arguments.closer,
-    )
-    print(arguments.out)
+    recipe, predictor = load_recipe(arguments.model), load_model(arguments, arguments.device)
+    images = load_evaluation(recipe.data, arguments.data, arguments.split)
+    known = None if arguments.split == "train" else predictor.about.get("train_names")
+    if doubt := describe_other_images(recipe.data, arguments.data, known):
+        print(f"ptrees {arguments.command}: {doubt}", file=sys.stderr)
+    return recipe, predictor, images
 
 
 def print_scores(table: dict[str, Any]) -> None:
@@ -96,9 +70,12 @@ def print_scores(table: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from posterior_trees.metrics import LEAST_PROBABILITY
+
     console = Console()
+    seen = f"{table['n']} images" + (f" in {table['groups']} groups" if "groups" in table else "")
     grid = Table(
-        title=f"{table['model']} · {table['task']} · {table['split']} ({table['n']} images)",
+        title=f"{table['model']} · {table['task']} · {table['split']} ({seen})",
         caption="mean ± standard deviation over images",
     )
     grid.add_column("depth", justify="right")
@@ -121,5 +98,10 @@ def print_scores(table: dict[str, Any]) -> None:
         console.print(
             f"x lies {rows:+.2f} rows and {columns:+.2f} columns from where the root expects it. "
             "If the images of a pair were recorded apart, add this to data.shift and train again"
+        )
+    if clamped := table.get("nll_clamped"):
+        console.print(
+            f"of {clamped} images the branch of the truth had less than {LEAST_PROBABILITY:g}, and "
+            "counts as that"
         )
     console.print(f"{1000 * table['seconds_per_image']:.3f} ms per image, one network evaluation")

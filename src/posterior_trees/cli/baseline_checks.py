@@ -5,7 +5,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from posterior_trees.cli.words import add_data, count
+from posterior_trees.cli.model import add_device
+from posterior_trees.cli.options import add_data, count
 
 READER = Path("results/studies/classifier.safetensors")
 """The digit reader of a checkout, for commands that begin in its folder."""
@@ -30,7 +31,7 @@ def add_checks(actions: Any) -> None:
     digits.add_argument("--samples", type=count, default=4000, help="digits to draw [4000]")
     digits.add_argument("--steps", type=count, default=250, help="of the reverse chain [250]")
     digits.add_argument("--seed", type=int, default=0)
-    digits.add_argument("--device", help="cuda, mps or cpu [the best there is]")
+    add_device(digits)
     digits.add_argument("--out", type=Path, required=True, help="JSON file to write")
     digits.set_defaults(run=run_digits)
 

@@ -4,9 +4,9 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from posterior_trees.cli.checks import add_reader
+from posterior_trees.cli.baseline_checks import add_reader
 from posterior_trees.cli.hardware import add_accelerator
-from posterior_trees.cli.words import add_changes, add_data, count
+from posterior_trees.cli.options import add_changes, add_data, count
 
 CLUSTERING = "flat_vs_hierarchical"
 

@@ -1,0 +1,61 @@
+"""The command `ptrees export`: a model as one file for others, or for use without torch."""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from posterior_trees.cli.model import add_model, load_model
+
+
+def add_export(commands: Any) -> None:
+    export = commands.add_parser("export", help="a model as one small file for others to use")
+    add_model(export)
+    kind = export.add_mutually_exclusive_group(required=True)
+    kind.add_argument("--out", type=Path, help="safetensors file to write")
+    kind.add_argument("--onnx", type=Path, help="ONNX file to write, for use without torch")
+    export.add_argument("--dtype", choices=("bfloat16", "float32"),
+                        help="of the safetensors file's weights [bfloat16]")  # fmt: skip
+    export.add_argument("--scores", type=Path, help="JSON of `ptrees evaluate` to put in its card")
+    export.set_defaults(run=run_export)
+
+
+def run_export(arguments: argparse.Namespace) -> None:
+    scores = read_scores(arguments.scores) if arguments.scores else None
+    if arguments.onnx:
+        export_onnx(arguments, scores)
+        return
+    import torch
+
+    from posterior_trees.checkpoint import export_model, load_recipe
+
+    dtype = getattr(torch, arguments.dtype or "bfloat16")
+    predictor, recipe = load_model(arguments, "cpu"), load_recipe(arguments.model)
+    export_model(arguments.out, predictor, recipe, dtype=dtype, scores=scores)
+    print(f"{arguments.out} ({arguments.out.stat().st_size / 1e6:.1f} MB)")
+
+
+def read_scores(file: Path) -> dict[str, Any]:
+    """What `ptrees evaluate --json` wrote."""
+    try:
+        scores = json.loads(file.read_text("utf-8"))
+        if isinstance(scores["model"], str) and isinstance(scores["psnr"], list):
+            return scores
+    except (ValueError, LookupError, TypeError):
+        pass
+    raise ValueError(
+        f"{file} holds no scores of a model: give the JSON of `ptrees evaluate --json`"
+    )
+
+
+def export_onnx(arguments: argparse.Namespace, scores: dict | None) -> None:
+    from posterior_trees.onnx_export import describe_graph, save_onnx
+
+    if arguments.dtype == "bfloat16":
+        raise ValueError("--dtype is bfloat16; an ONNX file has float32: leave --dtype out")
+    if scores:
+        raise ValueError("--scores go into the card of a safetensors file: use --out")
+    predictor = load_model(arguments, "cpu")
+    save_onnx(predictor, arguments.onnx)
+    print(f"{arguments.onnx} ({arguments.onnx.stat().st_size / 1e6:.1f} MB)")
+    print(describe_graph(predictor))
