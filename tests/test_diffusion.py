@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import operator
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from posterior_trees.baselines.diffusion import (
 from posterior_trees.baselines.gan import GanModel, RcGanLearner
 from posterior_trees.baselines.process import Denoiser
 from posterior_trees.baselines.spec import (
+    FOR_TREES,
     BaselineSpec,
     parse_baseline,
     read_baseline,
@@ -469,6 +471,20 @@ def test_recipes_of_baselines_are_read_and_checked(tmp_path) -> None:
         read_baseline(tmp_path / "none.toml")
     with pytest.raises(RecipeError, match="can only join inpaint, colorize and downsample"):
         Baseline.fresh(*parse_baseline(RECIPE + '[baseline]\nalso = [{ kind = "denoise" }]\n'))
+
+
+@pytest.mark.parametrize(
+    "change", ["network.width=9", "training.precision=32-true", "tree.depth=1"]
+)
+def test_a_change_that_would_change_nothing_of_a_baseline_is_refused(change: str) -> None:
+    with pytest.raises(RecipeError, match=f"--set {change}: .* changes nothing of a baseline"):
+        tiny("prior", change)
+    tiny("prior", "training.epochs=1", "optimizer.lr=1e-3", "baseline.width=9")
+
+
+def test_what_is_for_trees_are_keys_of_a_recipe() -> None:
+    for key in FOR_TREES:
+        operator.attrgetter(key)(make_recipe())
 
 
 @pytest.mark.parametrize("file", sorted(RECIPES.glob("*.toml")), ids=lambda file: file.stem)

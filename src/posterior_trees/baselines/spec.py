@@ -11,6 +11,12 @@ from posterior_trees.recipe import Recipe, RecipeError, build_recipe, build_sect
 from posterior_trees.recipe_sections import MeasurementSpec
 
 KINDS = ("prior", "conditional", "cgan", "rcgan")
+FOR_TREES = (
+    "tree", "network", "loss", "balancer", "optimizer.head_lr", "optimizer.momentum",
+    "training.precision", "training.ema", "training.calibrate", "training.picture_every",
+    "training.evaluation_batch",
+)  # fmt: skip
+"""What a recipe may say, for a tree of the same data, and a baseline does not go by."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +77,7 @@ def read_baseline(
 def parse_baseline(
     text: str, changes: tuple[str, ...] | list[str] = (), origin: str = "the recipe"
 ) -> tuple[Recipe, BaselineSpec]:
+    _refuse_idle(changes)
     table = parse_table(text, changes, origin)
     if "baseline" not in table:
         raise RecipeError(
@@ -84,6 +91,18 @@ def parse_baseline(
             f"{origin}: optimizer.name is {recipe.optimizer.name!r}; baselines learn with 'adam'"
         )
     return recipe, spec_from_facts(section, origin)
+
+
+def _refuse_idle(changes: tuple[str, ...] | list[str]) -> None:
+    """A change that would change nothing is a mistake."""
+    for change in changes:
+        key = change.partition("=")[0].strip()
+        if any(f"{key}.".startswith(f"{idle}.") for idle in FOR_TREES):
+            raise RecipeError(
+                f"--set {change}: {key} is for trees, and changes nothing of a baseline; its "
+                "network is described in [baseline], and it has bfloat16 and averaged weights of "
+                "its own"
+            )
 
 
 def spec_to_facts(spec: BaselineSpec) -> dict[str, Any]:
