@@ -20,8 +20,8 @@ from posterior_trees.cli.explore import listen
 from posterior_trees.data import read_idx
 from posterior_trees.explore import describe_trees
 from posterior_trees.explore.export import frame_content, inline_page
-from posterior_trees.explore.server import make_app
-from posterior_trees.explore.start import describe_start, model_card
+from posterior_trees.serve.server import make_app
+from posterior_trees.serve.start import describe_start, model_card
 
 HERE = Path(__file__).parent
 TITLE = "Posterior trees of handwritten digits"

@@ -18,7 +18,7 @@ from PIL import Image, ImageDraw
 from posterior_trees import load
 from posterior_trees.cli import main as ptrees
 from posterior_trees.data import evenly_spaced, load_split
-from posterior_trees.examples import predict_examples
+from posterior_trees.evaluation.examples import predict_examples
 from posterior_trees.explore import save_page
 from posterior_trees.recipe import read_recipe
 

@@ -47,7 +47,7 @@ def draw(*shape: int) -> torch.Tensor:
 driver.set_active(Pretended())
 JITFunction.run = compile_only
 
-from posterior_trees.networks.kernels.check import PROBLEMS  # noqa: E402
+from posterior_trees.fast.kernels.check import PROBLEMS  # noqa: E402
 
 for problem in PROBLEMS:
     for _ in problem(draw):

@@ -12,8 +12,8 @@ from PIL import Image
 
 from posterior_trees import Paired, TreePredictor, UNet
 from posterior_trees.data import DataError
-from posterior_trees.data.decode import decode_raw
-from posterior_trees.pictures.adjust import Adjustment, describe_misfit
+from posterior_trees.imaging.adjust import Adjustment, describe_misfit
+from posterior_trees.imaging.decode import decode_raw
 from posterior_trees.pictures.picture import read_picture
 
 CAMERA = np.random.default_rng(0).integers(150, 2600, (1, 40, 50), np.uint16, endpoint=True)

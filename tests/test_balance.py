@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from posterior_trees import balance
-from posterior_trees.balance import LeafBalancer, closed_form, exact_form, limit_shares
+from posterior_trees.balance import LeafBalancer
+from posterior_trees.balance import balancer as balance
+from posterior_trees.balance.shares import closed_form, exact_form, limit_shares
 from posterior_trees.seeding import make_marks, shake
 
 

@@ -8,11 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
-
-from posterior_trees import UNet, cli
-from posterior_trees.balance_shares import exact_form
-from posterior_trees.bench import (
+from posterior_trees_paper.bench import (
     Report,
     Timing,
     conditions,
@@ -20,14 +16,18 @@ from posterior_trees.bench import (
     peak_bytes,
     time_together,
 )
-from posterior_trees.bench.balancing import make_conditional, objective
-from posterior_trees.bench.clock import resident_bytes
-from posterior_trees.bench.growth import Point, bench_growth, draw_growth, sweeps
-from posterior_trees.bench.inference import Ways, bench_inference, difference
-from posterior_trees.bench.subject import find_recipe, fresh, square_recipe
-from posterior_trees.bench.training import bench_training, make_noise
+from posterior_trees_paper.bench.balancing import make_conditional, objective
+from posterior_trees_paper.bench.clock import resident_bytes
+from posterior_trees_paper.bench.growth import Point, bench_growth, draw_growth, sweeps
+from posterior_trees_paper.bench.inference import Ways, bench_inference, difference
+from posterior_trees_paper.bench.subject import find_recipe, fresh, square_recipe
+from posterior_trees_paper.bench.training import bench_training, make_noise
+from posterior_trees_paper.tasks import plain_of
+from torch import nn
+
+from posterior_trees import UNet, cli
+from posterior_trees.balance.shares import exact_form
 from posterior_trees.recipe import RecipeError
-from posterior_trees.study import plain_of
 
 CPU = torch.device("cpu")
 
@@ -234,7 +234,7 @@ def test_training_takes_real_steps_and_counts_the_schedule(recipe) -> None:
 
 
 def test_the_time_of_a_group_is_shared_by_its_steps(recipe, monkeypatch) -> None:
-    name = "posterior_trees.bench.training.time_together"
+    name = "posterior_trees_paper.bench.training.time_together"
     monkeypatch.setattr(
         name, lambda calls, *_, **__: {n: Timing(10.0, 8.0, 12.0, 3) for n in calls}
     )
@@ -295,7 +295,7 @@ def test_a_sweep_stops_at_its_time_limit_and_says_so() -> None:
 
 
 def test_a_sweep_stops_before_it_takes_all_memory(monkeypatch) -> None:
-    monkeypatch.setattr("posterior_trees.bench.growth.free_bytes", lambda: 1000)
+    monkeypatch.setattr("posterior_trees_paper.bench.growth.free_bytes", lambda: 1000)
     report = small_growth()
     assert report.rows == []
     assert report.notes[0].startswith("leaves, disjoint stops at 2 leaves, 32×32, batch 1: it may")

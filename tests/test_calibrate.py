@@ -5,19 +5,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from posterior_trees_paper.toy.network import TreeMLP
 from torch import Tensor, nn
 
-import posterior_trees.training.calibrate as module
+import posterior_trees.guarantee.calibrate as module
 from posterior_trees import load, store, wrap
-from posterior_trees.build import build_predictor
 from posterior_trees.data import ImageSet
-from posterior_trees.evaluate import score
-from posterior_trees.measure import Denoise
-from posterior_trees.networks import Leaves
-from posterior_trees.networks.mlp import TreeMLP
-from posterior_trees.predictor import TreePredictor
-from posterior_trees.train import fit
-from posterior_trees.training.calibrate import (
+from posterior_trees.evaluation.score import score
+from posterior_trees.guarantee.calibrate import (
     Calibration,
     calibrate,
     calibrate_run,
@@ -26,7 +21,12 @@ from posterior_trees.training.calibrate import (
     solve,
     unchanged,
 )
+from posterior_trees.measure import Denoise
+from posterior_trees.models.build import build_predictor
+from posterior_trees.networks import Leaves
+from posterior_trees.predictor import TreePredictor
 from posterior_trees.training.run import Run, RunError, read_log
+from posterior_trees.training.trainer import fit
 
 FAST = ("optimizer.lr=0.02", "optimizer.head_lr=0.02", "training.epochs=4")
 

@@ -11,15 +11,16 @@ import torch
 from PIL import Image
 from torch import nn
 
-from posterior_trees import checkpoint, cli, load, store, wrap
-from posterior_trees.build import build_predictor
-from posterior_trees.checkpoint import ModelError, find_model, load_recipe, save_model
-from posterior_trees.explore.start import model_card
+from posterior_trees import cli, load, store, wrap
 from posterior_trees.measure import Denoise, Inpaint
+from posterior_trees.models import checkpoint
+from posterior_trees.models.build import build_predictor
+from posterior_trees.models.checkpoint import ModelError, find_model, load_recipe, save_model
 from posterior_trees.predictor import TreePredictor
 from posterior_trees.recipe import read_recipe, write_recipe
-from posterior_trees.train import fit
+from posterior_trees.serve.start import model_card
 from posterior_trees.training.run import RunError
+from posterior_trees.training.trainer import fit
 
 
 @pytest.fixture
@@ -106,7 +107,7 @@ def test_a_shipped_name_is_found_beside_a_folder_of_that_name(tmp_path, monkeypa
     monkeypatch.chdir(tmp_path)
     found = find_model("digits")
     assert found.name == "digits.safetensors"
-    assert found.parent == Path(checkpoint.__file__).parent / "assets"
+    assert found.parent == Path(checkpoint.__file__).parents[1] / "assets"
 
 
 @pytest.mark.parametrize("keep", [0, 30, 2000, -1])
@@ -198,7 +199,7 @@ def test_a_predictor_that_contradicts_the_recipe_is_refused(
 OWN = """
 from torch import nn
 from posterior_trees import wrap
-from posterior_trees.build import build_measurement
+from posterior_trees.models.build import build_measurement
 from posterior_trees.recipe import read_recipe
 
 def make():

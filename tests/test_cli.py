@@ -16,10 +16,10 @@ import torch
 from PIL import Image
 
 from posterior_trees import cli, store
-from posterior_trees.build import build_predictor
-from posterior_trees.checkpoint import save_model
 from posterior_trees.cli.train import describe_calibration, oddities
 from posterior_trees.data import ImageSet
+from posterior_trees.models.build import build_predictor
+from posterior_trees.models.checkpoint import save_model
 from posterior_trees.recipe import parse_recipe, read_recipe
 
 RECIPE = 'task = "digits_inpaint"\n[tree]\nbranching = 2\n[network]\nc_init = 1\n'
@@ -336,7 +336,7 @@ def test_more_gpus_than_there_are_are_refused(ptrees, place, monkeypatch) -> Non
     assert (code, "--devices is 2; this computer has 1 CUDA GPUs" in err) == (1, True)
 
 
-@pytest.mark.parametrize("moment", ["make_parser", "run_demo"])
+@pytest.mark.parametrize("moment", ["make_parser", "check_hardware"])
 def test_stopped_by_hand_it_says_so_at_any_moment(ptrees, monkeypatch, moment: str) -> None:
     def stop(*_: object) -> None:
         raise KeyboardInterrupt

@@ -4,10 +4,10 @@ import math
 
 import pytest
 import torch
+from posterior_trees_paper.bench.clustering import make_samples
 
-from posterior_trees.baselines import cluster
-from posterior_trees.baselines.cluster import hierarchical_kmeans
-from posterior_trees.bench.clustering import make_samples
+from posterior_trees import clustering as cluster
+from posterior_trees.clustering import hierarchical_kmeans
 from posterior_trees.toys import GaussianMixture
 from posterior_trees.tree import Tree
 

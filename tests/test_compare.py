@@ -14,11 +14,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from tiny import RECIPE, make_blobs
-
-from posterior_trees import cli, toys
-from posterior_trees.baselines import hierarchical_kmeans
-from posterior_trees.baselines.calibration import (
+from posterior_trees_paper.baselines.calibration import (
     accept,
     chi_square,
     choose_directions,
@@ -28,25 +24,24 @@ from posterior_trees.baselines.calibration import (
     spread_skill,
     usable_count,
 )
-from posterior_trees.baselines.diffusion import DiffusionModel
-from posterior_trees.baselines.digits import draw_digits, judge_digits
-from posterior_trees.baselines.folder import (
+from posterior_trees_paper.baselines.diffusion import DiffusionModel
+from posterior_trees_paper.baselines.digits import draw_digits, judge_digits
+from posterior_trees_paper.baselines.folder import (
     SampleError,
     choose_images,
     find_samples,
     read_samples,
     write_samples,
 )
-from posterior_trees.baselines.nearest import nearest_distance
-from posterior_trees.baselines.spec import parse_baseline
-from posterior_trees.build import build_predictor
-from posterior_trees.checkpoint import load, save_model
-from posterior_trees.cli.baseline import parse_options
-from posterior_trees.compare import fingerprint, methods
-from posterior_trees.compare.comparison import SET_UP, Comparison, best_psnr, root_psnr
-from posterior_trees.compare.fingerprint import of_images
-from posterior_trees.compare.inputs import save_inputs
-from posterior_trees.compare.methods import (
+from posterior_trees_paper.baselines.nearest import nearest_distance
+from posterior_trees_paper.baselines.sampling import Baseline
+from posterior_trees_paper.baselines.spec import parse_baseline
+from posterior_trees_paper.cli.baseline import parse_options
+from posterior_trees_paper.compare import fingerprint, methods
+from posterior_trees_paper.compare.comparison import SET_UP, Comparison, best_psnr, root_psnr
+from posterior_trees_paper.compare.fingerprint import of_images
+from posterior_trees_paper.compare.inputs import save_inputs
+from posterior_trees_paper.compare.methods import (
     Answer,
     Inputs,
     Method,
@@ -54,14 +49,19 @@ from posterior_trees.compare.methods import (
     folder_method,
     sampler_method,
 )
-from posterior_trees.compare.table import accepted, make_row, to_latex, to_markdown
+from posterior_trees_paper.compare.table import accepted, make_row, to_latex, to_markdown
+from tiny import RECIPE, make_blobs
+
+from posterior_trees import cli, toys
+from posterior_trees.baselines import hierarchical_kmeans
 from posterior_trees.data.stream import Item, StreamedImageSet, Window
 from posterior_trees.measure import Colorize, Free
 from posterior_trees.metrics import nll, per_depth, psnr
+from posterior_trees.models.build import build_predictor
+from posterior_trees.models.checkpoint import load, save_model
 from posterior_trees.networks.head import Leaves
 from posterior_trees.predictor import TreePredictor
 from posterior_trees.recipe import parse_recipe
-from posterior_trees.sampling import Baseline
 
 BASELINE = """
 [baseline]
@@ -432,7 +432,7 @@ def test_trees_of_all_methods_are_drawn_side_by_side(compared) -> None:
 
 def test_a_finished_comparison_is_not_done_again(world, compared, monkeypatch) -> None:
     before = (compared / "table.json").read_text()
-    monkeypatch.setattr("posterior_trees.compare.methods.hierarchical_kmeans", None)
+    monkeypatch.setattr("posterior_trees_paper.compare.methods.hierarchical_kmeans", None)
     compare(world, compared, "--method", f"theirs={world / 'theirs'}")
     rows = json.loads((compared / "table.json").read_text())["methods"]
     old = {row["name"]: row for row in json.loads(before)["methods"]}
@@ -778,7 +778,7 @@ def test_digits_that_are_blends_or_of_too_few_classes_are_told_from_real_ones() 
 
 
 def test_unconditional_digits_are_images(world) -> None:
-    from posterior_trees.sampling import load_baseline
+    from posterior_trees_paper.baselines.sampling import load_baseline
 
     model = load_baseline(world / "prior", "cpu").model
     samples = draw_digits(model, (1, 8, 8), 5, steps=3, generator=seeded(), batch=2)
@@ -787,7 +787,7 @@ def test_unconditional_digits_are_images(world) -> None:
 
 
 def test_the_bias_command_writes_the_table(tmp_path, monkeypatch) -> None:
-    from posterior_trees.baselines import bias
+    from posterior_trees_paper.baselines import bias
 
     monkeypatch.setattr(bias, "SAMPLERS", {"ddrm-20": bias.SAMPLERS["ddrm-20"]})
     cli.main(["baseline", "bias", "--samples", "50", "--out", str(tmp_path / "a" / "bias.json")])
@@ -798,7 +798,7 @@ def test_the_bias_command_writes_the_table(tmp_path, monkeypatch) -> None:
 
 
 def test_the_mixture_command_writes_checks(tmp_path, monkeypatch, capsys) -> None:
-    from posterior_trees.baselines import learned
+    from posterior_trees_paper.baselines import learned
 
     monkeypatch.setattr(learned, "Plan", partial(learned.Plan, samples=100, chain=5))
     cli.main(["baseline", "mixture", "--steps", "1", "--out", str(tmp_path / "mixture.json")])

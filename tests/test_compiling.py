@@ -7,7 +7,7 @@ import torch
 import torch._functorch.config as tracing
 from torch import nn
 
-from posterior_trees.compiling import compiled, plain_way_back
+from posterior_trees.fast.compiling import compiled, plain_way_back
 from posterior_trees.training.optimize import compile_step
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")

@@ -28,11 +28,11 @@ from posterior_trees.data import (
     load_split,
 )
 from posterior_trees.data.augment import transform
-from posterior_trees.data.decode import decode, read_header
 from posterior_trees.data.patches import cover
 from posterior_trees.data.shift import move
 from posterior_trees.data.splits import split_names
-from posterior_trees.recipe_sections import DataSpec
+from posterior_trees.imaging.decode import decode, read_header
+from posterior_trees.recipe.sections import DataSpec
 
 ROOT = Path(__file__).resolve().parents[1]
 

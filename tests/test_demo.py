@@ -13,9 +13,9 @@ from safetensors import safe_open
 
 from posterior_trees import demo, load, psnr
 from posterior_trees.assets import sample_digits
-from posterior_trees.build import build_predictor
 from posterior_trees.data import evenly_spaced, read_idx
 from posterior_trees.data.load import find_folder
+from posterior_trees.models.build import build_predictor
 from posterior_trees.recipe import parse_recipe
 
 MEGABYTE = 1_000_000

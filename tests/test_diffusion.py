@@ -8,20 +8,22 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny import RECIPE, make_blobs, make_recipe
-
-from posterior_trees import load, sampling, store
-from posterior_trees.baselines import learned
-from posterior_trees.baselines.diffusion import (
+from posterior_trees_paper.baselines import learned, sampling
+from posterior_trees_paper.baselines.diffusion import (
     DiffusionLearner,
     DiffusionModel,
     ImageDenoiser,
     open_share,
     see,
 )
-from posterior_trees.baselines.gan import GanModel, RcGanLearner
-from posterior_trees.baselines.process import Denoiser
-from posterior_trees.baselines.spec import (
+from posterior_trees_paper.baselines.gan import GanModel, RcGanLearner
+from posterior_trees_paper.baselines.sampling import (
+    Baseline,
+    build_measurements,
+    load_baseline,
+    save_baseline,
+)
+from posterior_trees_paper.baselines.spec import (
     FOR_TREES,
     BaselineSpec,
     parse_baseline,
@@ -29,21 +31,19 @@ from posterior_trees.baselines.spec import (
     spec_from_facts,
     spec_to_facts,
 )
-from posterior_trees.baselines.unet import DiffusionUNet, sinusoids
-from posterior_trees.baselines.weights import average_share
-from posterior_trees.checkpoint import ModelError
+from posterior_trees_paper.baselines.train import fit_baseline
+from posterior_trees_paper.baselines.unet import DiffusionUNet, sinusoids
+from posterior_trees_paper.baselines.weights import average_share
+from tiny import RECIPE, make_blobs, make_recipe
+
+from posterior_trees import load, store
+from posterior_trees.baselines.process import Denoiser
 from posterior_trees.data import ImageSet, fingerprint
 from posterior_trees.measure import Colorize, Denoise, Downsample, Inpaint, Paired
+from posterior_trees.models.checkpoint import ModelError
 from posterior_trees.recipe import RecipeError
-from posterior_trees.sampling import (
-    Baseline,
-    build_measurements,
-    load_baseline,
-    save_baseline,
-)
-from posterior_trees.train import fit
-from posterior_trees.train_baseline import fit_baseline
 from posterior_trees.training.run import RunError, read_log
+from posterior_trees.training.trainer import fit
 
 RECIPES = Path(__file__).parents[1] / "recipes" / "baselines"
 TINY = """

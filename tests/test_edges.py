@@ -11,7 +11,7 @@ from standins import make_standins
 
 from posterior_trees import cli
 from posterior_trees.data import DataError, draw_edges, edges, load_split, store_edges
-from posterior_trees.label import label, sizes
+from posterior_trees.imaging.components import label, sizes
 from posterior_trees.recipe import parse_recipe
 
 

@@ -5,7 +5,7 @@ import torch
 
 from posterior_trees import TreePredictor
 from posterior_trees.data import ImageSet, evenly_spaced
-from posterior_trees.examples import around_hole, predict_examples, save_examples
+from posterior_trees.evaluation.examples import around_hole, predict_examples, save_examples
 from posterior_trees.measure import Colorize, Inpaint
 from posterior_trees.networks.head import Leaves
 

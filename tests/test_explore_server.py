@@ -31,17 +31,17 @@ from posterior_trees import (
     TreePredictor,
     grow,
 )
-from posterior_trees.checkpoint import save_model
 from posterior_trees.cli import main
 from posterior_trees.cli.explore import listen, load_measure, serve
 from posterior_trees.explore.export import SERVED
-from posterior_trees.explore.guard import allowed_hosts
-from posterior_trees.explore.server import make_app
-from posterior_trees.explore.start import describe_start
-from posterior_trees.explore.upload import Limits, read_bytes
-from posterior_trees.explore.worker import FullError, Worker
+from posterior_trees.imaging.adjust import Adjustment
+from posterior_trees.models.checkpoint import save_model
 from posterior_trees.networks.head import Leaves
-from posterior_trees.pictures.adjust import Adjustment
+from posterior_trees.serve.guard import allowed_hosts
+from posterior_trees.serve.server import make_app
+from posterior_trees.serve.start import describe_start
+from posterior_trees.serve.upload import Limits, read_bytes
+from posterior_trees.serve.worker import FullError, Worker
 
 HOME = "http://127.0.0.1:8765"
 HOLE = Inpaint.box((0, 4), (0, 7), (8, 8))
@@ -460,7 +460,7 @@ def test_a_file_over_the_limit_is_refused_whether_or_not_it_says_its_size() -> N
 
 
 def test_an_upload_that_never_ends_loses_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("posterior_trees.explore.server.SECONDS_TO_SEND", 0.05)
+    monkeypatch.setattr("posterior_trees.serve.server.SECONDS_TO_SEND", 0.05)
 
     async def stall() -> Any:
         yield b"x"
@@ -501,7 +501,7 @@ def test_a_failure_of_our_own_is_told_too(monkeypatch: pytest.MonkeyPatch) -> No
         raise KeyError("a mistake of ours")
 
     app = make_app(make_predictor())
-    monkeypatch.setattr("posterior_trees.explore.server.answer", break_down)
+    monkeypatch.setattr("posterior_trees.serve.server.answer", break_down)
     response = post(app, png(picture()))
     assert response.status_code == 500
     assert "KeyError" in response.json()["error"]
@@ -602,7 +602,7 @@ def test_a_place_in_the_queue_is_given_back_after_an_error() -> None:
 
 @pytest.fixture
 def model(tmp_path: Path, recipe: Callable[..., Any]) -> Path:
-    from posterior_trees.build import build_predictor
+    from posterior_trees.models.build import build_predictor
 
     torch.manual_seed(0)
     made = recipe()

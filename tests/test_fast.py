@@ -7,11 +7,11 @@ import torch
 from torch import nn
 
 from posterior_trees import UNet, load
-from posterior_trees import fast as fast_module
-from posterior_trees.capture import LARGE
-from posterior_trees.fast import RECORDINGS, FastPredictor, copies, is_narrow
+from posterior_trees.fast import predictor as fast_module
+from posterior_trees.fast.fold import FoldedUp, fold
+from posterior_trees.fast.graph import LARGE
+from posterior_trees.fast.predictor import RECORDINGS, FastPredictor, copies, is_narrow
 from posterior_trees.measure import Inpaint
-from posterior_trees.networks.fold import FoldedUp, fold
 from posterior_trees.predictor import TreePredictor, wrap
 
 
@@ -125,7 +125,7 @@ def test_what_does_not_fit_into_shared_memory_is_not_ours():
 @pytest.mark.parametrize(("leaves", "is_disjoint"), [(4, True), (4, False), (1, True)])
 def test_on_cuda_a_point_estimate_is_as_fused_as_a_tree(monkeypatch, leaves, is_disjoint):
     """Or their comparison would be one of two ways to run a network."""
-    fused = pytest.importorskip("posterior_trees.networks.fused", exc_type=ImportError)
+    fused = pytest.importorskip("posterior_trees.fast.fused", exc_type=ImportError)
     network = UNet(3, 3, leaves, width=8, is_disjoint=is_disjoint)
     somewhere = SimpleNamespace(device=torch.device("cuda"))
     monkeypatch.setattr(network, "parameters", lambda: iter([somewhere]))

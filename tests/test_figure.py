@@ -12,10 +12,10 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from PIL import Image
+from posterior_trees_paper.studies.figures import Strip, draw_strips
 
 from posterior_trees import Tree, grow
 from posterior_trees.figure import HIGHLIGHT, draw, draw_grid, save_figure
-from posterior_trees.studies.figures import Strip, draw_strips
 
 
 def make_tree(

@@ -12,24 +12,26 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 from torch.profiler import profile
 
-from posterior_trees import UNet, fast
-from posterior_trees.capture import Capture
+from posterior_trees import UNet
+from posterior_trees.fast import predictor as fast
+from posterior_trees.fast.graph import Capture
+from posterior_trees.fast.grouped import aligned_conv, deal, parted
 from posterior_trees.measure import Inpaint
-from posterior_trees.networks.grouped import aligned_conv, deal, parted
 from posterior_trees.networks.unet import LeafConv, UpConv
 from posterior_trees.predictor import TreePredictor
 
 pytest.importorskip(
     "triton", reason="Triton comes with CUDA builds of torch, or with the dev extra"
 )
-from posterior_trees.networks import leafwise, norm, unet
-from posterior_trees.networks.fused import FusedUNet
-from posterior_trees.networks.kernels import check, conv, predict, small
-from posterior_trees.networks.kernels import norm as kernels
-from posterior_trees.networks.kernels.check import check_kernels
-from posterior_trees.networks.kernels.conv import leaf_conv, leaf_up
-from posterior_trees.networks.kernels.plan import deal_out
-from posterior_trees.networks.packing import pack, pack_up
+from posterior_trees.fast import leafwise, norm
+from posterior_trees.fast.fused import FusedUNet
+from posterior_trees.fast.kernels import check, conv, predict, small
+from posterior_trees.fast.kernels import norm as kernels
+from posterior_trees.fast.kernels.check import check_kernels
+from posterior_trees.fast.kernels.conv import leaf_conv, leaf_up
+from posterior_trees.fast.kernels.plan import deal_out
+from posterior_trees.fast.packing import pack, pack_up
+from posterior_trees.networks import unet
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 NEAR = {"rtol": 1e-4, "atol": 1e-4}

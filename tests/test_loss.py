@@ -7,8 +7,8 @@ import torch
 from test_tree import random_tree
 
 from posterior_trees import epsilon_at, grow, probability_loss, tree_loss
-from posterior_trees.association import Association, costs, per_level
 from posterior_trees.loss import objective
+from posterior_trees.training.association.choose import Association, costs, per_level
 
 
 def setup(branching=3, depth=2):

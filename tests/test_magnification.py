@@ -12,18 +12,18 @@ import torch
 from PIL import Image
 
 from posterior_trees import Tree, cli, grow, load
-from posterior_trees.build import build_predictor
-from posterior_trees.checkpoint import load_recipe, save_model
 from posterior_trees.data import ImageSet, load_split
-from posterior_trees.explore.upload import Limits, answer
-from posterior_trees.pictures.magnification import (
+from posterior_trees.models.build import build_predictor
+from posterior_trees.models.checkpoint import load_recipe, save_model
+from posterior_trees.pictures.nuclei.magnification import (
     SIDE,
     describe_magnification,
     median_region,
     region_quantiles,
 )
 from posterior_trees.recipe import parse_recipe
-from posterior_trees.train import fit
+from posterior_trees.serve.upload import Limits, answer
+from posterior_trees.training.trainer import fit
 
 
 def discs(radius: int, rows: int = 4, columns: int = 5, gap: int = 6) -> torch.Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from posterior_trees import Tree, entropy, grow, nll, psnr
 from posterior_trees.data import ImageSet
-from posterior_trees.evaluate import leaf_table, report, score, validate
+from posterior_trees.evaluation.score import leaf_table, report, score, validate
 from posterior_trees.loss import probability_loss
 from posterior_trees.measure import Denoise, Inpaint, Paired
 from posterior_trees.metrics import clamp_nll, displacement, information, summarize

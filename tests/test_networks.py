@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from posterior_trees import UNet, wrap
+from posterior_trees.fast.fold import fold
 from posterior_trees.measure import Denoise, Inpaint
 from posterior_trees.networks import Backbone, ProbabilityHead, unet
-from posterior_trees.networks.fold import fold
 from posterior_trees.networks.padding import crop, pad
 from posterior_trees.networks.unet import (
     LeafConv,

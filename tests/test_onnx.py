@@ -12,8 +12,8 @@ from torch import Tensor
 
 from posterior_trees import Colorize, Tree, TreePredictor, UNet, cli, load, wrap
 from posterior_trees.data.registry import terms_of
+from posterior_trees.export.onnx import output_names, properties, save_onnx
 from posterior_trees.networks import ResidualUNet
-from posterior_trees.onnx_export import output_names, properties, save_onnx
 
 onnxruntime = pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")

@@ -21,12 +21,12 @@ from posterior_trees import (
     UNet,
     cli,
 )
-from posterior_trees import predict as predict_module
 from posterior_trees.data import ImageSet
-from posterior_trees.explore.start import describe_start, model_card
-from posterior_trees.pictures.adjust import Adjustment
+from posterior_trees.imaging.adjust import Adjustment
+from posterior_trees.pictures import write as predict_module
 from posterior_trees.pictures.picture import as_picture, brightness_range, read_picture
-from posterior_trees.predict import PictureError, predict_files
+from posterior_trees.pictures.write import PictureError, predict_files
+from posterior_trees.serve.start import describe_start, model_card
 
 HOLE = Inpaint.box((0, 11), (0, 19), (16, 20))
 

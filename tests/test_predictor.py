@@ -6,11 +6,11 @@ import sys
 
 import pytest
 import torch
+from posterior_trees_paper.toy.network import TreeMLP
 from torch import Tensor, nn
 
 from posterior_trees import Colorize, Downsample, Inpaint, Paired, TreePredictor, UNet
 from posterior_trees.measure import Denoise, Measurement
-from posterior_trees.networks.mlp import TreeMLP
 from posterior_trees.predictor import wrap
 
 

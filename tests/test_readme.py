@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from posterior_trees_paper.compare.inputs import save_inputs
+from posterior_trees_paper.compare.methods import Inputs
 
 from posterior_trees import Inpaint
 from posterior_trees.cli import make_parser
-from posterior_trees.compare.inputs import save_inputs
-from posterior_trees.compare.methods import Inputs
 from posterior_trees.recipe import Recipe, parse_recipe
 
 ROOT = Path(__file__).parents[1]
@@ -119,9 +119,9 @@ def test_recipe_reference_has_every_key_with_its_default() -> None:
 
 
 def test_every_choice_and_deviation_is_in_the_method_page() -> None:
-    package = ROOT / "src" / "posterior_trees"
+    packages = ROOT / "src" / "posterior_trees", ROOT / "reproduction" / "posterior_trees_paper"
     made = Counter()
-    for file in package.rglob("*.py"):
+    for package, file in ((home, file) for home in packages for file in home.rglob("*.py")):
         for kind in re.findall(r"\b(Choice|Deviation)[:,]", file.read_text(encoding="utf-8")):
             made[file.relative_to(package).as_posix(), kind] += 1
     page = (ROOT / "docs" / "method.md").read_text(encoding="utf-8")

@@ -4,8 +4,8 @@ import dataclasses
 
 import pytest
 
-from posterior_trees.build import build_measurement, build_predictor
 from posterior_trees.measure import Colorize, Denoise, Downsample, Inpaint, Paired
+from posterior_trees.models.build import build_measurement, build_predictor
 from posterior_trees.recipe import (
     Recipe,
     RecipeError,
@@ -14,7 +14,7 @@ from posterior_trees.recipe import (
     read_recipe,
     write_recipe,
 )
-from posterior_trees.recipe_sections import DataSpec
+from posterior_trees.recipe.sections import DataSpec
 
 DIGITS = 'task = "digits_inpaint"\n'
 OWN = """

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from posterior_trees_paper.baselines import bias
+from posterior_trees_paper.baselines.learned import distances
 from torch import Tensor
 
 from posterior_trees import toys
 from posterior_trees.baselines import (
-    bias,
     conditional,
     cosine_alpha_bar,
     ddnm,
@@ -25,7 +26,6 @@ from posterior_trees.baselines import (
 )
 from posterior_trees.baselines.diffpir import quad_times
 from posterior_trees.baselines.dps import _estimate
-from posterior_trees.baselines.learned import distances
 from posterior_trees.baselines.process import (
     Denoiser,
     alpha_at,

@@ -5,16 +5,22 @@ import torch
 from tiny import make_tree
 
 from posterior_trees import psnr
-from posterior_trees.association import Association
-from posterior_trees.build import build_predictor
 from posterior_trees.loss import objective
+from posterior_trees.models.build import build_predictor
 from posterior_trees.predictor import evaluating
-from posterior_trees.train import fit
 from posterior_trees.training import learn
+from posterior_trees.training.association.choose import Association
+from posterior_trees.training.association.starts import (
+    SIDE,
+    coarse,
+    distances,
+    find_centres,
+    start_centres,
+)
 from posterior_trees.training.feed import Feed
 from posterior_trees.training.learn import Learner
 from posterior_trees.training.run import read_log
-from posterior_trees.training.seeds import SIDE, coarse, distances, find_centres, start_centres
+from posterior_trees.training.trainer import fit
 
 
 def seeded() -> torch.Generator:

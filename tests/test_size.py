@@ -8,10 +8,10 @@ import torch
 from PIL import Image
 
 from posterior_trees import Denoise, Inpaint, Paired, TreePredictor, UNet, cli
-from posterior_trees.explore.start import describe_start
+from posterior_trees.imaging.size import check_scale, scale_size
 from posterior_trees.pictures.picture import read_picture, read_stored
-from posterior_trees.pictures.size import check_scale, scale_size
-from posterior_trees.predict import predict_files
+from posterior_trees.pictures.write import predict_files
+from posterior_trees.serve.start import describe_start
 
 HOLE = Inpaint.box((0, 3), (0, 7), (8, 8))
 

@@ -17,24 +17,25 @@ import pytest
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from posterior_trees_paper.studies import classifier, figures, looks
+from posterior_trees_paper.studies.classifier import DigitReader
+from posterior_trees_paper.studies.examine import compare, diversity, explained
+from posterior_trees_paper.studies.execute import Place, find_twin, run_all, run_job
+from posterior_trees_paper.studies.findings import Findings
+from posterior_trees_paper.studies.minority import RunnerUp, masses
+from posterior_trees_paper.studies.panels import PANELS, decoder_panels
+from posterior_trees_paper.studies.plan import Plan, read_plan
+from posterior_trees_paper.studies.report import write_report
+from posterior_trees_paper.studies.rows import score_row
+from posterior_trees_paper.studies.tables import COLUMNS, table
+from posterior_trees_paper.studies.watch import load_snapshot, read_watch
+from posterior_trees_paper.toy import clustering
+from posterior_trees_paper.toy.clustering import Posterior, align, cluster, measure
 from standins import make_standins
 
 from posterior_trees import Tree, cli, entropy, grow, store, tree_loss
 from posterior_trees.data import DataError, ImageSet
 from posterior_trees.recipe import RecipeError, write_recipe
-from posterior_trees.studies import classifier, clustering, figures, looks
-from posterior_trees.studies.classifier import DigitReader
-from posterior_trees.studies.clustering import Posterior, align, cluster, measure
-from posterior_trees.studies.examine import compare, diversity, explained
-from posterior_trees.studies.execute import Place, find_twin, run_all, run_job
-from posterior_trees.studies.findings import Findings
-from posterior_trees.studies.minority import RunnerUp, masses
-from posterior_trees.studies.panels import PANELS, decoder_panels
-from posterior_trees.studies.plan import Plan, read_plan
-from posterior_trees.studies.report import write_report
-from posterior_trees.studies.rows import score_row
-from posterior_trees.studies.tables import COLUMNS, table
-from posterior_trees.studies.watch import load_snapshot, read_watch
 from posterior_trees.toys import GaussianMixture
 from posterior_trees.training.run import read_log
 
@@ -226,7 +227,7 @@ def test_equal_starts_have_no_spread_and_a_leaf_on_the_rarest_mode_is_at_distanc
 
 
 def test_the_clustering_study_writes_numbers_table_and_figure(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr("posterior_trees.studies.toy_figure.SIDE", 21)
+    monkeypatch.setattr("posterior_trees_paper.toy.figure.SIDE", 21)
     numbers = clustering.run(tmp_path, samples=300, seeds=3, points=4)
     assert json.loads((tmp_path / "numbers.json").read_text()) == numbers
     assert sum(group["points"] for group in numbers["by_modes"].values()) == 4
@@ -383,7 +384,7 @@ def tiny_plan(name: str, runs: int) -> Plan:
 def test_a_study_ends_in_numbers_a_table_and_a_figure(
     name: str, runs: int, data: Path, tmp_path: Path, monkeypatch
 ) -> None:
-    monkeypatch.setattr("posterior_trees.study.save_examples", lambda *_, **__: None)
+    monkeypatch.setattr("posterior_trees_paper.tasks.save_examples", lambda *_, **__: None)
     plan, quiet = tiny_plan(name, runs), {"say": lambda text: None}
     for job in plan.jobs:
         row = run_job(plan, job, tmp_path, data, accelerator="cpu", **quiet)
@@ -415,7 +416,7 @@ def test_a_study_ends_in_numbers_a_table_and_a_figure(
 
 def test_the_last_weights_watched_are_those_that_were_judged(data, tmp_path, monkeypatch) -> None:
     """Without a running average the last line of the watch is the error of the stored model."""
-    monkeypatch.setattr("posterior_trees.study.save_examples", lambda *_, **__: None)
+    monkeypatch.setattr("posterior_trees_paper.tasks.save_examples", lambda *_, **__: None)
     plan = tiny_plan("tree_or_flat", 1)
     job = plan.jobs[0]
     recipe = dataclasses.replace(
@@ -459,7 +460,7 @@ def test_a_study_trains_in_processes_and_the_same_command_continues_it(
 
 
 def test_nobody_trains_the_recipe_of_a_finished_run_again(data, tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr("posterior_trees.study.save_examples", lambda *_, **__: None)
+    monkeypatch.setattr("posterior_trees_paper.tasks.save_examples", lambda *_, **__: None)
     done = tiny_plan("tree_or_flat", 2)
     run_job(done, done.jobs[1], tmp_path, data, accelerator="cpu", say=lambda text: None)
     twin, said = dataclasses.replace(done.jobs[1], name="mine_0", variant="mine"), []
@@ -498,8 +499,8 @@ def test_a_few_processes_run_at_a_time_and_a_failure_stops_no_other(tmp_path, mo
                 (place.judged(plan.job(self.name)) / "row.json").write_text('{"state": "done"}')
             return self.returncode
 
-    monkeypatch.setattr("posterior_trees.studies.execute.subprocess.Popen", Process)
-    monkeypatch.setattr("posterior_trees.studies.execute.time.sleep", lambda seconds: None)
+    monkeypatch.setattr("posterior_trees_paper.studies.execute.subprocess.Popen", Process)
+    monkeypatch.setattr("posterior_trees_paper.studies.execute.time.sleep", lambda seconds: None)
     left = run_all("f.toml", plan, tmp_path, [], side_by_side=2, minutes=5, say=said.append)
     assert [job.name for job in left] == ["sgd_0"]
     assert (max(most), len(most)) == (2, 5)
@@ -508,13 +509,13 @@ def test_a_few_processes_run_at_a_time_and_a_failure_stops_no_other(tmp_path, mo
 
 
 def test_a_run_stops_in_time_and_continues(data: Path, tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr("posterior_trees.study.save_examples", lambda *_, **__: None)
+    monkeypatch.setattr("posterior_trees_paper.tasks.save_examples", lambda *_, **__: None)
     plan = tiny_plan("tree_or_flat", 1)
     options = {"accelerator": "cpu", "say": lambda text: None}
     job, place = plan.jobs[0], Place(tmp_path, plan)
     clock = SimpleNamespace(monotonic=itertools.count().__next__)  # a second per step; 4 in all
     with monkeypatch.context() as patch:
-        patch.setattr("posterior_trees.studies.execute.time", clock)
+        patch.setattr("posterior_trees_paper.studies.execute.time", clock)
         for minutes in (0, 18 / 60):
             row = run_job(plan, job, tmp_path, data, minutes=minutes, **options)
             assert row == {"state": "stopped"}

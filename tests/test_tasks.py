@@ -8,19 +8,18 @@ from pathlib import Path
 
 import pytest
 import torch
+from posterior_trees_paper.tasks import plain_of, run_study
 from standins import make_standins
 
 from posterior_trees import cli, grow, load, store
-from posterior_trees.association import Association
-from posterior_trees.build import build_measurement, build_predictor
 from posterior_trees.data import grid_patches, load_evaluation, load_split
 from posterior_trees.loss import objective
 from posterior_trees.measure import Colorize, Inpaint, Paired
+from posterior_trees.models.build import build_measurement, build_predictor
 from posterior_trees.recipe import Recipe, RecipeError, parse_recipe, read_recipe, write_recipe
-from posterior_trees.study import plain_of, run_study
-from posterior_trees.tasks import TASKS
-from posterior_trees.train import fit
-from posterior_trees.training.conscience import (
+from posterior_trees.recipe.tasks import TASKS
+from posterior_trees.training.association.choose import Association
+from posterior_trees.training.association.conscience import (
     LIMIT,
     RATE,
     handicaps,
@@ -30,6 +29,7 @@ from posterior_trees.training.conscience import (
 )
 from posterior_trees.training.feed import Feed
 from posterior_trees.training.run import read_log
+from posterior_trees.training.trainer import fit
 
 FOLDER = Path(__file__).parents[1] / "recipes"
 RECIPES = [file for file in sorted(FOLDER.glob("*.toml")) if file.stem in TASKS]
@@ -169,7 +169,7 @@ def test_fields_are_judged_on_a_fixed_grid_of_windows(data: Path) -> None:
 def test_the_trainer_validates_on_the_grid(data: Path, tmp_path, monkeypatch) -> None:
     seen = []
     monkeypatch.setattr(
-        "posterior_trees.train.validate",
+        "posterior_trees.training.trainer.validate",
         lambda predictor, images, recipe: seen.append(images) or {"val_loss": 1.0},
     )
     recipe = tiny(file_of("cells_actin_to_dna"))
@@ -349,7 +349,7 @@ def small_recipe(folder: Path, task: str, *lines: str) -> Path:
 
 
 def test_a_study_trains_judges_draws_and_exports(data, tmp_path, capsys, monkeypatch) -> None:
-    monkeypatch.setattr("posterior_trees.study.SHOWN", 1)  # drawing is slow
+    monkeypatch.setattr("posterior_trees_paper.tasks.SHOWN", 1)  # drawing is slow
     file = small_recipe(tmp_path, "cells_actin_to_dna")
     words = ["study", file, "--out", tmp_path / "out", "--runs", tmp_path / "runs", "--data", data]
     cli.main([str(w) for w in words] + ["--plain", "--minutes", "5", "--accelerator", "cpu"])
@@ -394,7 +394,7 @@ def test_a_study_outlives_failures_and_a_lack_of_time(data, tmp_path, monkeypatc
     assert not (tmp_path / "runs" / "shoes_from_edges" / "log.jsonl").exists()
     drawn = []
     monkeypatch.setattr(
-        "posterior_trees.study.save_examples", lambda file, *_, **__: drawn.append(file.name)
+        "posterior_trees_paper.tasks.save_examples", lambda file, *_, **__: drawn.append(file.name)
     )
     rows = run_study([slow], tmp_path / "out", say=lambda text: None, **options)
     assert [row["state"] for row in rows] == ["done"]

@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from posterior_trees import Downsample, Inpaint, Paired, Tree, TreePredictor, UNet, cli, grow
-from posterior_trees.checkpoint import save_model
+from posterior_trees.models.checkpoint import save_model
 from posterior_trees.networks import Leaves
 from posterior_trees.pictures import tiles as tiles_module
 from posterior_trees.pictures.tiles import assign, cut, needs_tiles, predict_tiled, ramp, renumber
-from posterior_trees.predict import predict_files
+from posterior_trees.pictures.write import predict_files
 from posterior_trees.recipe import parse_recipe
 
 
@@ -333,7 +333,7 @@ def test_the_overlaps_that_are_recommended_work(tile: int, multiple: int) -> Non
 
 
 def save_cells_model(file: Path) -> None:
-    from posterior_trees.build import build_predictor
+    from posterior_trees.models.build import build_predictor
 
     changes = ["tree.branching=2", "tree.depth=1", "network.c_init=2"]
     recipe = parse_recipe('task = "cells_actin_to_dna"', changes)

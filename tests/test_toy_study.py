@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from posterior_trees_paper.toy import figure as toy_figure
+from posterior_trees_paper.toy import study as toy_study
+from posterior_trees_paper.toy.network import TreeMLP
+from posterior_trees_paper.toy.study import Exam, score
 
 from posterior_trees import Tree, grow
-from posterior_trees.baselines.cluster import hierarchical_kmeans
-from posterior_trees.networks.mlp import TreeMLP
-from posterior_trees.studies import toy as toy_study
-from posterior_trees.studies import toy_figure
-from posterior_trees.studies.toy import Exam, score
+from posterior_trees.clustering import hierarchical_kmeans
 from posterior_trees.toys import GaussianMixture
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "posterior_tree_from_scratch.py"

@@ -30,18 +30,17 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from posterior_trees import LeafBalancer, Tree, cli, load, store
-from posterior_trees.build import build_predictor
-from posterior_trees.capture import Capture
-from posterior_trees.checkpoint import ModelError
 from posterior_trees.data import DataError, ImageSet, fingerprint
+from posterior_trees.fast.graph import Capture
 from posterior_trees.loss import Objective, epsilon_at, probability_loss, tree_loss
 from posterior_trees.measure import Inpaint
+from posterior_trees.models.build import build_predictor
+from posterior_trees.models.checkpoint import ModelError
 from posterior_trees.predictor import TreePredictor
 from posterior_trees.progress import Progress, track
 from posterior_trees.recipe import read_recipe
-from posterior_trees.recipe_sections import OptimizerSpec
+from posterior_trees.recipe.sections import OptimizerSpec
 from posterior_trees.seeding import seed_device
-from posterior_trees.train import Trainer, fit
 from posterior_trees.training import learn, optimize
 from posterior_trees.training.devices import make_fabric
 from posterior_trees.training.feed import Feed
@@ -54,6 +53,7 @@ from posterior_trees.training.health import (
 from posterior_trees.training.optimize import Schedule, load_slots, make_optimizer
 from posterior_trees.training.order import Order
 from posterior_trees.training.run import Run, RunError, read_log
+from posterior_trees.training.trainer import Trainer, fit
 
 FAST = ("optimizer.lr=0.02", "optimizer.head_lr=0.02")
 EVERYTHING = (
@@ -248,7 +248,7 @@ def test_warm_up_rises_linearly():
     [("schedule=cosine", (1e-3, 1e-3 / 2, 5e-6)), ("patience=0", (1e-3, 1e-4, 1e-5))],
 )
 def test_the_logged_rate_is_the_one_in_force(tmp_path, recipe, images, monkeypatch, change, rates):
-    import posterior_trees.train as module
+    import posterior_trees.training.trainer as module
 
     real = module.validate
     monkeypatch.setattr(module, "validate", lambda *a: {**real(*a), "val_loss": 1.0})
@@ -353,8 +353,8 @@ TRACED = """
 import sys
 from functools import partial
 import torch
-from posterior_trees import train
 from posterior_trees.training import learn
+from posterior_trees.training import trainer as train
 from tests.tiny import make_blobs, make_recipe
 trace = partial(torch.compile, backend="eager", fullgraph=True)
 def compiled(function, **_):
@@ -1099,7 +1099,7 @@ def test_a_stopped_run_goes_on_bit_for_bit(tmp_path, recipe, images, save_second
 
 def test_a_plateau_and_the_best_model_are_remembered(tmp_path, recipe, images, monkeypatch):
     """The validation loss never falls: the rate does, and the first model stays the best."""
-    import posterior_trees.train as module
+    import posterior_trees.training.trainer as module
 
     real = module.validate
     monkeypatch.setattr(module, "validate", lambda *a: {**real(*a), "val_loss": 1.0})
@@ -1366,7 +1366,7 @@ def test_a_run_shuffles_its_images_anew_in_each_epoch(tmp_path, recipe, images, 
 
 def test_each_step_drops_other_features(tmp_path, recipe, images, monkeypatch):
     """The same ones in the same step of another run, which need not have begun at the same one."""
-    import posterior_trees.train as module
+    import posterior_trees.training.trainer as module
 
     seeds, seed = [], seed_device
     monkeypatch.setattr(module, "seed_device", lambda d, s: (seeds.append(s), seed(d, s)))

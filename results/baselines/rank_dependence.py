@@ -6,8 +6,7 @@ as in a comparison; 300 trials of each p.
 """
 
 import torch
-
-from posterior_trees.baselines.calibration import chi_square, choose_directions, ranks
+from posterior_trees_paper.baselines.calibration import chi_square, choose_directions, ranks
 
 IMAGES, SAMPLES, TRIALS = 100, 99, 300
 

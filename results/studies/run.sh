@@ -23,7 +23,7 @@ flat_vs_hierarchical)
   $PTREES reproduce flat_vs_hierarchical "$@"
   ;;
 classifier)
-  ${PYTHON:-python3} -m posterior_trees.studies.classifier --data "${DATA:?set DATA to the data folder}" \
+  ${PYTHON:-python3} -m posterior_trees_paper.studies.classifier --data "${DATA:?set DATA to the data folder}" \
     --out results/studies/classifier.safetensors "$@"
   ;;
 epsilon | layouts | tree_or_flat | decoders | balancer)

@@ -6,10 +6,10 @@ Windows of one well say much the same: 95 % intervals that take them for indepen
 import sys
 
 from posterior_trees import load
-from posterior_trees.checkpoint import load_recipe
 from posterior_trees.data import find_groups, load_evaluation
-from posterior_trees.evaluate import score
+from posterior_trees.evaluation.score import score
 from posterior_trees.metrics import summarize
+from posterior_trees.models.checkpoint import load_recipe
 
 recipe, predictor = load_recipe("cells"), load("cells", "cpu")
 images = load_evaluation(recipe.data, sys.argv[1], "test")

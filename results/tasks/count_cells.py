@@ -13,10 +13,10 @@ from pathlib import Path
 import torch
 
 from posterior_trees import load
-from posterior_trees.checkpoint import load_recipe, provenance
 from posterior_trees.data import load_split
-from posterior_trees.pictures.count import Count, Nucleus, count_nuclei
-from posterior_trees.pictures.regions import find_regions
+from posterior_trees.models.checkpoint import load_recipe, provenance
+from posterior_trees.pictures.nuclei.count import Count, Nucleus, count_nuclei
+from posterior_trees.pictures.nuclei.regions import find_regions
 
 HERE = Path(__file__).parent
 

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from posterior_trees import load
-from posterior_trees.checkpoint import load_recipe
 from posterior_trees.data import load_split
-from posterior_trees.pictures.count import Count, count_nuclei
-from posterior_trees.pictures.regions import Regions, find_regions
+from posterior_trees.models.checkpoint import load_recipe
+from posterior_trees.pictures.nuclei.count import Count, count_nuclei
+from posterior_trees.pictures.nuclei.regions import Regions, find_regions
 from posterior_trees.pictures.tiles import TiledTree, predict_tiled
 
 

@@ -11,10 +11,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from posterior_trees import Tree, load
-from posterior_trees.checkpoint import load_recipe
 from posterior_trees.data import load_split
-from posterior_trees.pictures.count import count_nuclei
-from posterior_trees.pictures.magnification import describe_magnification, median_region
+from posterior_trees.models.checkpoint import load_recipe
+from posterior_trees.pictures.nuclei.count import count_nuclei
+from posterior_trees.pictures.nuclei.magnification import describe_magnification, median_region
 
 ROUNDS = 4
 

@@ -8,17 +8,16 @@ stops a command while torch is loading meets the command line's own answer.
 """
 
 from importlib import import_module
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from posterior_trees.balance import LeafBalancer
-    from posterior_trees.baselines import hierarchical_kmeans
-    from posterior_trees.checkpoint import load
+    from posterior_trees.clustering import hierarchical_kmeans
     from posterior_trees.explore import show
     from posterior_trees.loss import epsilon_at, probability_loss, tree_loss
     from posterior_trees.measure import Colorize, Denoise, Downsample, Inpaint, Measurement, Paired
     from posterior_trees.metrics import entropy, nll, psnr
+    from posterior_trees.models.checkpoint import load
     from posterior_trees.networks import UNet
     from posterior_trees.predictor import TreePredictor, wrap
     from posterior_trees.tree import Node, Tree, grow
@@ -51,12 +50,12 @@ __all__ = [
 
 _HOMES = {
     "balance": ("LeafBalancer",),
-    "baselines": ("hierarchical_kmeans",),
-    "checkpoint": ("load",),
+    "clustering": ("hierarchical_kmeans",),
     "explore": ("show",),
     "loss": ("epsilon_at", "probability_loss", "tree_loss"),
     "measure": ("Colorize", "Denoise", "Downsample", "Inpaint", "Measurement", "Paired"),
     "metrics": ("entropy", "nll", "psnr"),
+    "models.checkpoint": ("load",),
     "networks": ("UNet",),
     "predictor": ("TreePredictor", "wrap"),
     "tree": ("Node", "Tree", "grow"),
@@ -68,12 +67,14 @@ def __getattr__(name: str) -> Any:
     """A public name, or a module, as if all had been imported."""
     if name in _HOME:
         found = globals()[name] = getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
-        import_module(f"{__name__}.explore")  # from now on trees show themselves in notebooks
         return found
-    if name.startswith("_") or find_spec(f"{__name__}.{name}") is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return import_module(f"{__name__}.{name}")
+    try:
+        return import_module(f"{__name__}.{name}")
+    except ModuleNotFoundError as error:
+        if error.name != f"{__name__}.{name}":
+            raise
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, *_HOMES})
+    return sorted({*__all__, *(home for home in _HOMES if "." not in home), "__version__"})

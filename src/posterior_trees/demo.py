@@ -7,11 +7,11 @@ from typing import Any
 import torch
 
 from posterior_trees.assets import DIGITS, PAPER, sample_digits
-from posterior_trees.checkpoint import load
 from posterior_trees.data import evenly_spaced
 from posterior_trees.explore import page
 from posterior_trees.figure import save_figure
-from posterior_trees.predict import make_folder
+from posterior_trees.models.checkpoint import load
+from posterior_trees.pictures.write import make_folder
 from posterior_trees.predictor import TreePredictor
 from posterior_trees.store import write_bytes
 

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from posterior_trees.association import Association
+from posterior_trees.training.association.choose import Association
 from posterior_trees.tree import Tree
 
 

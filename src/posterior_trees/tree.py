@@ -111,6 +111,12 @@ class Tree:
         layout = "×".join(map(str, self.branching)) or "root only"
         return f"Tree({len(self)} images of {tuple(self.shape)}, {layout}, {self.device})"
 
+    def _repr_html_(self) -> str | None:
+        """The explorer, as the output of a notebook's cell."""
+        from posterior_trees.explore import repr_html
+
+        return repr_html(self)
+
     def node(self, path: Sequence[int] = ()) -> Node:
         """The node reached from the root by these child numbers; `()` is the root."""
         if len(path) > self.depth:

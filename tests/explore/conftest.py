@@ -9,7 +9,7 @@ import pytest
 from browsing import make_predictor, make_tree, serving
 
 from posterior_trees.explore import describe_trees, page
-from posterior_trees.explore.server import make_app
+from posterior_trees.serve.server import make_app
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 

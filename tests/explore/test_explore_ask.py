@@ -26,8 +26,8 @@ from PIL import Image
 
 from posterior_trees import grow
 from posterior_trees.explore import page
-from posterior_trees.explore.server import make_app
-from posterior_trees.explore.start import describe_start
+from posterior_trees.serve.server import make_app
+from posterior_trees.serve.start import describe_start
 
 
 def test_a_box_is_answered_with_probabilities(visit: Callable[..., Any], saved: str) -> None:

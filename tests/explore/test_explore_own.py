@@ -13,8 +13,8 @@ from PIL import Image
 
 from posterior_trees import Colorize, Inpaint, TreePredictor, UNet
 from posterior_trees.explore import describe_trees
-from posterior_trees.explore.server import make_app
-from posterior_trees.pictures.adjust import Adjustment
+from posterior_trees.imaging.adjust import Adjustment
+from posterior_trees.serve.server import make_app
 
 
 def test_an_own_picture_gets_its_tree(

@@ -14,7 +14,7 @@ from PIL import Image
 from posterior_trees import grow, load
 from posterior_trees.assets import sample_digits
 from posterior_trees.explore import describe_trees, page
-from posterior_trees.explore.upload import answer
+from posterior_trees.serve.upload import answer
 
 
 @pytest.mark.parametrize(("width", "height"), [(1280, 720), (1024, 768)])

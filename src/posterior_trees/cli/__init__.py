@@ -6,27 +6,23 @@ Exit codes: 0 done, 1 a problem that the message explains, 2 wrong usage, 130 st
 import argparse
 import os
 import sys
-from pathlib import Path
+from importlib import import_module
+from importlib.util import find_spec
 
-from posterior_trees.cli.baseline import add_baseline
-from posterior_trees.cli.bench import add_bench
-from posterior_trees.cli.compare import add_compare
-from posterior_trees.cli.evaluate import add_evaluate
-from posterior_trees.cli.explore import add_explore
-from posterior_trees.cli.export import add_export
-from posterior_trees.cli.figure import add_figure
+from posterior_trees.cli import demo, evaluate, explore, export, figure, images, predict, train
 from posterior_trees.cli.hardware import check_hardware
-from posterior_trees.cli.options import add_data, count, print_paths
 from posterior_trees.cli.parser import Parser
-from posterior_trees.cli.predict import add_predict
-from posterior_trees.cli.reproduce import add_reproduce
-from posterior_trees.cli.study import add_study
-from posterior_trees.cli.train import add_train
+
+COMMANDS = (demo, images, train, evaluate, figure, predict, explore, export)
+REPRODUCTION = "posterior_trees_paper"
+PAPER = ("baseline", "bench", "compare", "reproduce", "study", "toy")
+"""The commands of the reproduction, which come with a checkout and not with a wheel."""
 
 
 def main(argv: list[str] | None = None) -> None:
     """Run one command; a user's mistake ends in a message, not in a traceback."""
     try:
+        check_is_here(sys.argv[1:] if argv is None else argv)
         arguments = make_parser().parse_args(argv)
         try:
             check_hardware(arguments)
@@ -47,62 +43,22 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=_version())
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-
-    demo = commands.add_parser("demo", help="trees of sample digits with the shipped model")
-    demo.add_argument("--out", type=Path, default=Path("demo"), help="folder to write [demo]")
-    demo.set_defaults(run=run_demo)
-
-    add_train(commands)
-    add_study(commands)
-    add_evaluate(commands)
-    add_figure(commands)
-
-    toy = commands.add_parser("toy", help="train and judge a tree on the paper's 2-D mixture")
-    toy.add_argument("--out", type=Path, required=True, help="folder for figures and numbers")
-    toy.add_argument("--probability", choices=("cross_entropy", "paper"), default="cross_entropy")
-    toy.add_argument("--seeds", type=count, default=3)
-    toy.set_defaults(run=run_toy)
-
-    data = commands.add_parser("data", help="which data sets are there, and how to get the others")
-    add_data(data)
-    data.add_argument("--download", metavar="NAME", help="fetch a set that may be fetched: mnist")
-    data.add_argument("--edges", metavar="NAME", help="keep edge maps beside a set: shoes128")
-    data.set_defaults(run=run_data)
-
-    add_predict(commands)
-    add_export(commands)
-    add_explore(commands)
-    add_baseline(commands)
-    add_compare(commands)
-    add_bench(commands)
-    add_reproduce(commands)
+    for module in COMMANDS:
+        module.add(commands)
+    if find_spec(REPRODUCTION):
+        import_module(f"{REPRODUCTION}.cli").add(commands)
+    else:
+        parser.epilog = f"With a checkout also: {', '.join(PAPER)}."
     return parser
 
 
-def run_demo(arguments: argparse.Namespace) -> None:
-    from posterior_trees.demo import make_demo
-
-    print(make_demo(arguments.out))
-
-
-def run_toy(arguments: argparse.Namespace) -> None:
-    from posterior_trees.studies.toy import run
-
-    run(arguments.out, probability=arguments.probability, seeds=arguments.seeds)
-
-
-def run_data(arguments: argparse.Namespace) -> None:
-    from rich.console import Console
-
-    from posterior_trees.data import download, find_folder, report, store_edges
-    from posterior_trees.progress import track
-
-    folder = find_folder(arguments.data, default="data")
-    if arguments.download:
-        print_paths(download(arguments.download, folder))
-    if arguments.edges:
-        print_paths([store_edges(folder, arguments.edges, track("drawing edges"))])
-    Console().print(report(folder))
+def check_is_here(words: list[str]) -> None:
+    """Say where the commands of the reproduction are, if only the library is installed."""
+    if words and words[0] in PAPER and not find_spec(REPRODUCTION):
+        raise SystemExit(
+            f"ptrees {words[0]}: belongs to the reproduction of the paper, which comes with a "
+            "checkout and not with the package: clone the repository, then `pip install -e .`"
+        )
 
 
 def _version() -> str:

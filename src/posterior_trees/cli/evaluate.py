@@ -12,7 +12,7 @@ SEEN_APART = 0.25
 """Pixels between the truth and the root of pairs from which on `evaluate` speaks of it."""
 
 
-def add_evaluate(commands: Any) -> None:
+def add(commands: Any) -> None:
     evaluate = commands.add_parser("evaluate", help="PSNR, NLL and leaf use of a model on a split")
     add_model(evaluate)
     add_data(evaluate)
@@ -25,7 +25,7 @@ def add_evaluate(commands: Any) -> None:
 
 def run_evaluate(arguments: argparse.Namespace) -> None:
     from posterior_trees.data import find_groups
-    from posterior_trees.evaluate import report, score, seconds_per_image
+    from posterior_trees.evaluation.score import report, score, seconds_per_image
     from posterior_trees.metrics import information
     from posterior_trees.progress import track
     from posterior_trees.store import make_folder_of, write_json
@@ -54,8 +54,8 @@ def run_evaluate(arguments: argparse.Namespace) -> None:
 def load_judged(arguments: argparse.Namespace) -> tuple[Any, Any, Any]:
     """A model's recipe, the model and the images of a split; a message if these may not be what
     they are called."""
-    from posterior_trees.checkpoint import load_recipe
     from posterior_trees.data import describe_other_images, load_evaluation
+    from posterior_trees.models.checkpoint import load_recipe
 
     recipe, predictor = load_recipe(arguments.model), load_model(arguments, arguments.device)
     images = load_evaluation(recipe.data, arguments.data, arguments.split)

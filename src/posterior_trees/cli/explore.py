@@ -15,7 +15,7 @@ from posterior_trees.cli.picture import add_adjustment
 PORT = 8765
 
 
-def add_explore(commands: Any) -> None:
+def add(commands: Any) -> None:
     """Register the command with the subparsers of `ptrees`."""
     parser = commands.add_parser("explore", help="walk trees of your own pictures in a browser")
     add_model(parser)
@@ -38,9 +38,9 @@ def add_explore(commands: Any) -> None:
 
 
 def run_explore(arguments: argparse.Namespace) -> None:
-    from posterior_trees.explore.start import describe_start, model_card, title_of
-    from posterior_trees.pictures.adjust import Adjustment, refuse_with_digit
-    from posterior_trees.pictures.size import check_scale
+    from posterior_trees.imaging.adjust import Adjustment, refuse_with_digit
+    from posterior_trees.imaging.size import check_scale
+    from posterior_trees.serve.start import describe_start, model_card, title_of
 
     adjustment = Adjustment.of(arguments.levels, arguments.gamma, arguments.invert)
     if arguments.digit:
@@ -63,7 +63,7 @@ def run_explore(arguments: argparse.Namespace) -> None:
     if arguments.save:
         save(arguments.save, predictor, examples, options)
         return
-    from posterior_trees.explore.server import make_app
+    from posterior_trees.serve.server import make_app
 
     options |= {"host": arguments.host, "measures": measures, "adjustment": adjustment,
                 "digit": arguments.digit, "scale": arguments.scale}  # fmt: skip

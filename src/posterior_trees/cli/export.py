@@ -8,7 +8,7 @@ from typing import Any
 from posterior_trees.cli.model import add_model, load_model
 
 
-def add_export(commands: Any) -> None:
+def add(commands: Any) -> None:
     export = commands.add_parser("export", help="a model as one small file for others to use")
     add_model(export)
     kind = export.add_mutually_exclusive_group(required=True)
@@ -27,7 +27,7 @@ def run_export(arguments: argparse.Namespace) -> None:
         return
     import torch
 
-    from posterior_trees.checkpoint import export_model, load_recipe
+    from posterior_trees.models.checkpoint import export_model, load_recipe
 
     dtype = getattr(torch, arguments.dtype or "bfloat16")
     predictor, recipe = load_model(arguments, "cpu"), load_recipe(arguments.model)
@@ -49,7 +49,7 @@ def read_scores(file: Path) -> dict[str, Any]:
 
 
 def export_onnx(arguments: argparse.Namespace, scores: dict | None) -> None:
-    from posterior_trees.onnx_export import describe_graph, save_onnx
+    from posterior_trees.export.onnx import describe_graph, save_onnx
 
     if arguments.dtype == "bfloat16":
         raise ValueError("--dtype is bfloat16; an ONNX file has float32: leave --dtype out")

@@ -9,7 +9,7 @@ from posterior_trees.cli.model import add_device, add_model
 from posterior_trees.cli.options import SPLITS, add_data, count
 
 
-def add_figure(commands: Any) -> None:
+def add(commands: Any) -> None:
     figure = commands.add_parser("figure", help="paper-style figure of trees of a split's images")
     add_model(figure)
     add_data(figure)
@@ -23,7 +23,7 @@ def add_figure(commands: Any) -> None:
 
 
 def run_figure(arguments: argparse.Namespace) -> None:
-    from posterior_trees.examples import save_examples
+    from posterior_trees.evaluation.examples import save_examples
 
     recipe, predictor, images = load_judged(arguments)
     save_examples(

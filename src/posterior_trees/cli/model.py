@@ -29,7 +29,7 @@ def add_device(parser: argparse.ArgumentParser) -> None:
 
 def load_model(arguments: argparse.Namespace, device: str | None = None) -> "TreePredictor":
     """The predictor of MODEL."""
-    from posterior_trees.checkpoint import load
+    from posterior_trees.models.checkpoint import load
     from posterior_trees.predictor import TreePredictor
 
     if not arguments.predictor:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from posterior_trees.tree import Tree
 
 
-def add_predict(commands: Any) -> None:
+def add(commands: Any) -> None:
     predict = commands.add_parser("predict", help="trees of your own pictures")
     add_model(predict)
     predict.add_argument("images", nargs="+", type=Path, metavar="IMAGE")
@@ -35,8 +35,8 @@ def add_predict(commands: Any) -> None:
 
 
 def run_predict(arguments: argparse.Namespace) -> None:
-    from posterior_trees.pictures.count import describe_counting
-    from posterior_trees.predict import PictureError, predict_files
+    from posterior_trees.pictures.nuclei.count import describe_counting
+    from posterior_trees.pictures.write import PictureError, predict_files
     from posterior_trees.progress import track
 
     def warn(message: str) -> None:
@@ -72,8 +72,8 @@ def nucleus_counter(arguments: argparse.Namespace):
         if arguments.threshold is not None:
             raise ValueError("--threshold is for counting: add --count")
         return None
-    from posterior_trees.pictures.count import count_nuclei
-    from posterior_trees.pictures.count_report import KEPT, per_leaf, write_count
+    from posterior_trees.pictures.nuclei.count import count_nuclei
+    from posterior_trees.pictures.nuclei.report import KEPT, per_leaf, write_count
     from posterior_trees.progress import track
 
     watch = track("counting nuclei") if len(arguments.images) == 1 else iter
@@ -89,7 +89,7 @@ def nucleus_counter(arguments: argparse.Namespace):
 def print_counts(written: list[Path]) -> None:
     from rich.console import Console
 
-    from posterior_trees.pictures.count_report import count_table
+    from posterior_trees.pictures.nuclei.report import count_table
 
     for folder in written:
         if (folder / "count.json").is_file():

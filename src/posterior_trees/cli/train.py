@@ -16,7 +16,7 @@ DARK, LOOKED_AT = 0.1, 64
 """A set is dark whose brightest pixel, in so many of its images, is below this share of white."""
 
 
-def add_train(commands: Any) -> None:
+def add(commands: Any) -> None:
     train = commands.add_parser("train", help="train a recipe, or continue its run")
     train.add_argument("recipe", type=Path, help="a TOML file, see recipes/")
     train.add_argument("--out", type=Path, required=True, help="run folder")
@@ -39,7 +39,7 @@ def run_train(arguments: argparse.Namespace) -> None:
         return
     from posterior_trees.data import load_images
     from posterior_trees.progress import Progress
-    from posterior_trees.train import fit
+    from posterior_trees.training.trainer import fit
 
     out, title = arguments.out, f"training {recipe.task or arguments.recipe.stem}"
     if (out / "log.jsonl").is_file() and not (out / "state.safetensors").is_file():

@@ -10,7 +10,7 @@ from io import BufferedReader, BytesIO
 from pathlib import Path, PurePosixPath
 from typing import Protocol, runtime_checkable
 
-from posterior_trees.data.errors import DataError
+from posterior_trees.errors import DataError
 
 ENDINGS = (".png", ".jpg", ".jpeg", ".webp", ".tif", ".tiff", ".bmp")
 

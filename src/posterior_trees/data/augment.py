@@ -23,7 +23,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import affine_grid, grid_sample
 
-from posterior_trees.data.errors import DataError
+from posterior_trees.errors import DataError
 
 AUGMENTATIONS = ("crop", "affine", "flip", "symmetries")
 

@@ -16,8 +16,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import wrap_file
 
-from posterior_trees.data.errors import DataError
 from posterior_trees.data.idx import unpack
+from posterior_trees.errors import DataError
 
 MIRRORS = (
     "https://ossci-datasets.s3.amazonaws.com/mnist/",

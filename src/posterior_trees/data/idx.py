@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import UInt8
 
-from posterior_trees.data.errors import DataError
+from posterior_trees.errors import DataError
 
 UNSIGNED_BYTE = 8
 

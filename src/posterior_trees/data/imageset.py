@@ -12,7 +12,8 @@ import torch
 from jaxtyping import Float, Integer, UInt8, UInt16
 from torch import Tensor
 
-from posterior_trees.data.errors import DataError
+from posterior_trees.errors import DataError
+from posterior_trees.imaging.pixels import signed, to_float, unsigned
 
 Stored = UInt8[Tensor, "n _ h w"] | UInt16[Tensor, "n _ h w"]
 Batch = tuple[Float[Tensor, "b _ h w"], Float[Tensor, "b _ h w"] | None]
@@ -32,15 +33,15 @@ class ImageSet:
                 + ("" if y is None else f" and {len(y)} measurements")
                 + ": they must be as many"
             )
-        self._x, self._y = _signed(x), None if y is None else _signed(y)
+        self._x, self._y = signed(x), None if y is None else signed(y)
 
     @property
     def x(self) -> Stored:
-        return _unsigned(self._x)
+        return unsigned(self._x)
 
     @property
     def y(self) -> Stored | None:
-        return None if self._y is None else _unsigned(self._y)
+        return None if self._y is None else unsigned(self._y)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -77,8 +78,8 @@ class ImageSet:
         return x, None if self._y is None else to_float(self._y[index])
 
     def _map(self, function, names: list[str]) -> "ImageSet":
-        y = None if self._y is None else _unsigned(function(self._y))
-        return ImageSet(_unsigned(function(self._x)), y, names)
+        y = None if self._y is None else unsigned(function(self._y))
+        return ImageSet(unsigned(function(self._x)), y, names)
 
 
 def evenly_spaced(total: int, count: int) -> list[int]:
@@ -93,20 +94,3 @@ def as_index(indices: Indices) -> Integer[Tensor, "b"]:
     if index.dtype == torch.bool:
         raise DataError("indices are booleans; give numbers of images (`mask.nonzero()[:, 0]`)")
     return index.long()
-
-
-def to_float(stored: Tensor) -> Float[Tensor, "..."]:
-    """Integers → float32 in [0, 1]; 16-bit ones come signed or unsigned."""
-    if stored.dtype == torch.uint8:
-        return stored.to(torch.float32).div_(255)
-    bits = _signed(stored).to(torch.int32).bitwise_and_(0xFFFF)
-    return bits.to(torch.float32).div_(65535)
-
-
-def _signed(stored: Tensor) -> Tensor:
-    """The same bits under a type that every device can index: torch's uint16 can do little."""
-    return stored.view(torch.int16) if stored.dtype == torch.uint16 else stored
-
-
-def _unsigned(stored: Tensor) -> Tensor:
-    return stored.view(torch.uint16) if stored.dtype == torch.int16 else stored

@@ -17,9 +17,7 @@ from PIL import Image
 
 from posterior_trees.data.archive import Archive, open_archive
 from posterior_trees.data.augment import check_augmentations
-from posterior_trees.data.decode import Header, fit
 from posterior_trees.data.edges import with_edges
-from posterior_trees.data.errors import DataError
 from posterior_trees.data.idx import read_idx_images
 from posterior_trees.data.imageset import ImageSet
 from posterior_trees.data.memory import free_bytes
@@ -29,6 +27,8 @@ from posterior_trees.data.registry import what_to_put
 from posterior_trees.data.shift import with_shift
 from posterior_trees.data.splits import bounds, check_split, empty, fingerprint, split_names
 from posterior_trees.data.stream import StreamedImageSet
+from posterior_trees.errors import DataError
+from posterior_trees.imaging.decode import Header, fit
 
 
 @runtime_checkable

@@ -9,9 +9,9 @@ import math
 import torch
 from torch import Tensor
 
-from posterior_trees.data.errors import DataError
 from posterior_trees.data.imageset import ImageSet
 from posterior_trees.data.stream import Item, StreamedImageSet, Window
+from posterior_trees.errors import DataError
 
 
 def grid_patches(image_set: ImageSet | StreamedImageSet, patch: int) -> ImageSet | StreamedImageSet:

@@ -11,9 +11,9 @@ from pathlib import PurePosixPath
 from typing import NamedTuple
 
 from posterior_trees.data.archive import Archive
-from posterior_trees.data.decode import Header, decode, read_header
-from posterior_trees.data.errors import DataError
 from posterior_trees.data.stream import Pair
+from posterior_trees.errors import DataError
+from posterior_trees.imaging.decode import Header, decode, read_header
 
 
 class Picture(NamedTuple):

@@ -8,10 +8,10 @@ from rich.table import Table
 from rich.text import Text
 
 from posterior_trees.data.archive import open_archive
-from posterior_trees.data.errors import DataError
 from posterior_trees.data.idx import read_idx_images
 from posterior_trees.data.pictures import list_pairs
 from posterior_trees.data.registry import KNOWN, KnownSet, find_known, layout
+from posterior_trees.errors import DataError
 
 NAME = 20
 """Characters of a set's name in a line; longer names are folded, as paths are."""

@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from posterior_trees.data.decode import Pixels
 from posterior_trees.data.stream import Pair
+from posterior_trees.imaging.decode import Pixels
 
 
 def with_shift(read: Callable[[str], Pair], shift: Sequence[float]) -> Callable[[str], Pair]:

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from posterior_trees.data.errors import DataError
+from posterior_trees.errors import DataError
 
 SPLITS = ("train", "validation", "test")
 

@@ -16,8 +16,6 @@ from rich.console import Console
 from rich.progress import track
 from torch import Tensor
 
-from posterior_trees.data.decode import Pixels
-from posterior_trees.data.errors import DataError
 from posterior_trees.data.imageset import (
     Batch,
     ImageSet,
@@ -26,6 +24,8 @@ from posterior_trees.data.imageset import (
     as_index,
     to_float,
 )
+from posterior_trees.errors import DataError
+from posterior_trees.imaging.decode import Pixels
 
 Pair = tuple[Pixels, Pixels | None]
 

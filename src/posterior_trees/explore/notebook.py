@@ -41,9 +41,3 @@ def repr_html(tree: Tree) -> str | None:
     """What a bare `tree` in a cell shows: its first trees, or nothing special for other shapes."""
     is_image = len(tree.shape) == 3 and tree.shape[0] in (1, 3)
     return show(tree[:SHOWN])._repr_html_() if is_image and len(tree) else None
-
-
-def register() -> None:
-    """Let notebooks display every `Tree` with the explorer; importing `explore` calls it, as the
-    first public name taken from `posterior_trees` does."""
-    setattr(Tree, "_repr_html_", repr_html)  # noqa: B010 (the tree itself knows no pages)

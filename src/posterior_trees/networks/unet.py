@@ -6,7 +6,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from posterior_trees.networks.grouped import (
+from posterior_trees.fast.grouped import (
     aligned_conv,
     block_diagonal,
     deal,
@@ -16,9 +16,8 @@ from posterior_trees.networks.grouped import (
     room_for,
     widen,
 )
-from posterior_trees.networks.head import Leaves, ProbabilityHead
-from posterior_trees.networks.leafwise import convolve, convolve_up, is_worth_it
-from posterior_trees.networks.norm import (
+from posterior_trees.fast.leafwise import convolve, convolve_up, is_worth_it
+from posterior_trees.fast.norm import (
     SLOPE,
     Rows,
     is_half,
@@ -26,6 +25,7 @@ from posterior_trees.networks.norm import (
     rows_of,
     uses_kernels,
 )
+from posterior_trees.networks.head import Leaves, ProbabilityHead
 
 STEPS = 4
 """Down- and up-sampling steps of the paper's network; images must be a multiple of 2**steps."""

@@ -14,8 +14,8 @@ from torch.nn import functional as F
 
 from posterior_trees.explore.content import describe_trees
 from posterior_trees.explore.export import frame_content, inline_page
-from posterior_trees.explore.start import model_card
 from posterior_trees.predictor import TreePredictor
+from posterior_trees.serve.start import model_card
 from posterior_trees.tree import Tree
 
 SHOWN = 512

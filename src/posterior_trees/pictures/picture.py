@@ -19,12 +19,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from posterior_trees.data import DataError, ImageSet, evenly_spaced
-from posterior_trees.data.decode import Stored, decode_raw, read_header
-from posterior_trees.data.imageset import to_float
+from posterior_trees.imaging.adjust import SLACK, Adjustment, refuse_with_digit
+from posterior_trees.imaging.decode import Stored, decode_raw, read_header
+from posterior_trees.imaging.pixels import to_float
+from posterior_trees.imaging.size import check_scale, mask_size, scale_size, times
 from posterior_trees.measure import Colorize, Denoise, Measurement, measured_batch
-from posterior_trees.pictures.adjust import SLACK, Adjustment, refuse_with_digit
-from posterior_trees.pictures.digit import check_takes_digits, find_digit, takes_digits
-from posterior_trees.pictures.size import check_scale, mask_size, scale_size, times
+from posterior_trees.pictures.digits.find import check_takes_digits, find_digit, takes_digits
 from posterior_trees.predictor import TreePredictor
 
 LUMA = (0.299, 0.587, 0.114)

@@ -1,1 +1,1 @@
-"""What a run is made of, `train.py` being its loop: batches, steps, weights, health, files."""
+"""Training: batches, steps, weights, health and files of a run, and the loop (`trainer`)."""

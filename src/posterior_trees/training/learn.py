@@ -14,17 +14,28 @@ from jaxtyping import Float, Int
 from lightning_fabric import Fabric
 from torch import Tensor, nn
 
-from posterior_trees.association import Association
-from posterior_trees.capture import Capture
-from posterior_trees.compiling import compiled, plain_way_back
+from posterior_trees.fast.compiling import compiled, plain_way_back
+from posterior_trees.fast.graph import Capture
+from posterior_trees.fast.norm import has_kernels
 from posterior_trees.loss import Objective, epsilon_at, objective
 from posterior_trees.networks.head import Leaves
-from posterior_trees.networks.norm import has_kernels
 from posterior_trees.predictor import TreePredictor
 from posterior_trees.recipe import Recipe
-from posterior_trees.training.conscience import handicaps, note_taught, start_bias, strength_at
+from posterior_trees.training.association.choose import Association
+from posterior_trees.training.association.conscience import (
+    handicaps,
+    note_taught,
+    start_bias,
+    strength_at,
+)
+from posterior_trees.training.association.focus import errors_regarded, regarded
+from posterior_trees.training.association.starts import (
+    coarse,
+    distances,
+    find_centres,
+    start_centres,
+)
 from posterior_trees.training.devices import gather_leaves, sum_over_processes
-from posterior_trees.training.focus import errors_regarded, regarded
 from posterior_trees.training.health import Health
 from posterior_trees.training.optimize import (
     Average,
@@ -33,7 +44,6 @@ from posterior_trees.training.optimize import (
     load_slots,
     make_optimizer,
 )
-from posterior_trees.training.seeds import coarse, distances, find_centres, start_centres
 
 LITTLE = 2**21
 """Numbers in all leaves of a batch up to which a launch takes longer than a pass over them: those

@@ -7,9 +7,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from posterior_trees.compiling import compiled
+from posterior_trees.fast.compiling import compiled
 from posterior_trees.recipe import Recipe
-from posterior_trees.recipe_sections import OptimizerSpec
+from posterior_trees.recipe.sections import OptimizerSpec
 
 
 class Schedule:

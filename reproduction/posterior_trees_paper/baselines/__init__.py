@@ -1,0 +1,1 @@
+"""Baselines that are trained: diffusion models, GANs, plain networks."""

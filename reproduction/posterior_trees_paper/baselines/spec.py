@@ -1,0 +1,122 @@
+"""A baseline's recipe: that of a tree (data, measurement, optimiser, training) and a section
+`[baseline]` that says which model is trained in the tree's place."""
+
+import dataclasses
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from posterior_trees.recipe import Recipe, RecipeError, build_recipe, build_section, parse_table
+from posterior_trees.recipe.sections import MeasurementSpec
+
+KINDS = ("prior", "conditional", "cgan", "rcgan")
+FOR_TREES = (
+    "tree", "network", "loss", "balancer", "optimizer.head_lr", "optimizer.momentum",
+    "training.precision", "training.ema", "training.calibrate", "training.picture_every",
+    "training.evaluation_batch",
+)  # fmt: skip
+"""What a recipe may say, for a tree of the same data, and a baseline does not go by."""
+
+
+@dataclass(frozen=True)
+class BaselineSpec:
+    """Which model learns to sample. `also` are further measurements that a conditional model learns
+    together with the recipe's own; `attention` counts steps down from the full resolution."""
+
+    kind: str = "conditional"  # "prior", "conditional", "cgan" or "rcgan"
+    base: int = 48  # channels of the first resolution
+    multipliers: tuple[int, ...] = (1, 2, 2, 2)
+    blocks: int = 2  # residual blocks per resolution
+    attention: tuple[int, ...] = (2,)
+    dropout: float = 0.0
+    schedule: str = "linear"  # or "cosine"
+    noise_levels: int = 1000
+    target: str = "noise"  # or "edm": what the network learns, see diffusion.py
+    sigma_data: float = 0.5  # edm: standard deviation of the data in [-1, 1]
+    also: tuple[MeasurementSpec, ...] = ()
+    width: int = 36  # GANs: channels of the generator's first resolution
+    critic: int = 64  # GANs: channels of the critic's first layer
+    pixel_weight: float = 50.0  # cgan: weight of the L1 term
+    penalty: float = 1.0  # cgan: R1 γ; rcgan: 10 is usual
+    adversarial_weight: float = 0.005  # rcgan
+    log_every: int = 500  # steps
+    patience: int = 0  # log lines without a lower held-out loss before training ends; 0 = never
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            listed = ", ".join(map(repr, KINDS))
+            raise RecipeError(f"baseline.kind is {self.kind!r}; choose one of {listed}")
+        for key, (one, other) in (("schedule", ("linear", "cosine")), ("target", ("noise", "edm"))):
+            if getattr(self, key) not in (one, other):
+                value = getattr(self, key)
+                raise RecipeError(f"baseline.{key} is {value!r}; {one!r} or {other!r}")
+        if not self.sigma_data > 0:
+            raise RecipeError(f"baseline.sigma_data is {self.sigma_data}; it must be positive")
+        if self.patience < 0:
+            raise RecipeError(f"baseline.patience is {self.patience}; 0 (never) or more")
+        for key in ("base", "blocks", "width", "critic", "log_every"):
+            if getattr(self, key) < 1:
+                raise RecipeError(f"baseline.{key} is {getattr(self, key)}; it must be 1 or more")
+
+    @property
+    def is_gan(self) -> bool:
+        return self.kind in ("cgan", "rcgan")
+
+
+def read_baseline(
+    file: str | PathLike[str], changes: tuple[str, ...] | list[str] = ()
+) -> tuple[Recipe, BaselineSpec]:
+    """Read a TOML file with a section `[baseline]`; `changes` are `key.sub=value` strings."""
+    path = Path(file)
+    if not path.is_file():
+        raise RecipeError(f"there is no recipe {path}; see recipes/baselines/")
+    return parse_baseline(path.read_text(encoding="utf-8"), changes, origin=str(path))
+
+
+def parse_baseline(
+    text: str, changes: tuple[str, ...] | list[str] = (), origin: str = "the recipe"
+) -> tuple[Recipe, BaselineSpec]:
+    _refuse_idle(changes)
+    table = parse_table(text, changes, origin)
+    if "baseline" not in table:
+        raise RecipeError(
+            f"{origin} has no section [baseline]; `ptrees train` trains trees, and "
+            "recipes/baselines/ holds recipes of baselines"
+        )
+    section = table.pop("baseline")
+    recipe = build_recipe(table, origin)
+    if recipe.optimizer.name != "adam":
+        raise RecipeError(
+            f"{origin}: optimizer.name is {recipe.optimizer.name!r}; baselines learn with 'adam'"
+        )
+    return recipe, spec_from_facts(section, origin)
+
+
+def _refuse_idle(changes: tuple[str, ...] | list[str]) -> None:
+    """A change that would change nothing is a mistake."""
+    for change in changes:
+        key = change.partition("=")[0].strip()
+        if any(f"{key}.".startswith(f"{idle}.") for idle in FOR_TREES):
+            raise RecipeError(
+                f"--set {change}: {key} is for trees, and changes nothing of a baseline; its "
+                "network is described in [baseline], and it has bfloat16 and averaged weights of "
+                "its own"
+            )
+
+
+def spec_to_facts(spec: BaselineSpec) -> dict[str, Any]:
+    """As plain JSON, for a run's state and a model's file."""
+    facts = dataclasses.asdict(spec)
+    return {key: list(value) if isinstance(value, tuple) else value for key, value in facts.items()}
+
+
+def spec_from_facts(facts: dict[str, Any], origin: str) -> BaselineSpec:
+    """A spec from its TOML section, or from what `spec_to_facts` made of it."""
+    section = dict(facts)
+    also = [
+        build_section(MeasurementSpec, table, origin, "baseline.also.")
+        for table in section.pop("also", [])
+    ]
+    spec = build_section(BaselineSpec, section, origin, "baseline.")
+    return dataclasses.replace(spec, also=tuple(also))

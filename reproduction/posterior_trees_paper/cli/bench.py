@@ -1,0 +1,237 @@
+"""The command `ptrees bench`: how fast, against what, on this machine; heavy imports inside."""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from posterior_trees.cli.model import add_device
+from posterior_trees.cli.options import add_changes, count
+
+PRECISIONS = ("float32", "bfloat16", "float16")
+KEYS = {
+    "branching": "tree.branching={}",
+    "depth": "tree.depth={}",
+    "c_init": "network.c_init={}",
+    "channels": "data.channels={}",
+    "size": "data.size=[{0}, {0}]",
+}
+"""Options that change a key of the recipe whose network is measured."""
+
+
+def add(commands: Any) -> None:
+    """`ptrees bench inference|train|balancer|kmeans|growth`."""
+    parser = commands.add_parser("bench", help="how fast, against what, on this machine")
+    actions = parser.add_subparsers(dest="action", required=True, metavar="WHAT")
+    _add_networks(actions)
+    _add_solvers(actions)
+
+
+def _add_networks(actions: Any) -> None:
+    """What runs a network: `inference`, `train` and `growth`."""
+    inference = _action(actions, "inference", run_inference, "a tree from a measurement", 20)
+    inference.add_argument("--model", help="a trained model [random weights]")
+    inference.add_argument("--recipe", help="a TOML file, one of recipes/, or a task "
+                           "[the paper's network]")  # fmt: skip
+    _add_network(inference)
+    inference.add_argument("--size", type=count, help="image side [64, or the recipe's]")
+    inference.set_defaults(branching=None, depth=None, c_init=None, channels=None)
+    inference.add_argument("--batch", type=count, nargs="+", default=[1, 8], metavar="B")
+    inference.add_argument("--precision", choices=PRECISIONS, nargs="+",
+                           default=["float32", "bfloat16"])  # fmt: skip
+    inference.add_argument("--compile", action="store_true", help="predictor.compile() too")
+    inference.add_argument("--torch-compile", action="store_true",
+                           help="torch.compile alone too: minutes")  # fmt: skip
+    inference.add_argument("--onnx", action="store_true", help="ONNX Runtime too (on the CPU)")
+
+    train = _action(actions, "train", run_train, "a training step, and its balancer", 8)
+    train.add_argument("--recipe", default="digits_inpaint",
+                       help="a TOML file, one of recipes/, or a task [digits_inpaint]")  # fmt: skip
+    train.add_argument("--batch", type=count, nargs="+", metavar="B",
+                       help="[the recipe's; on the CPU 16]")  # fmt: skip
+    train.add_argument("--images", type=int, help="size of the set [60000, or what 256 MB hold]")
+    train.add_argument("--steps", type=count, help="steps timed together [10; on the CPU 1]")
+    add_changes(train, "change a recipe key, e.g. training.compile=false")
+
+    growth = _action(actions, "growth", run_growth, "cost over leaves, size and batch", 5)
+    _add_network(growth)
+    growth.add_argument("--size", type=count, default=64, help="image side at the centre [64]")
+    growth.add_argument("--batch", type=count, default=1, help="batch at the centre [1]")
+    growth.add_argument("--training", action="store_true", help="forward and backward")
+    growth.add_argument("--limit", type=float, default=1.0, help="seconds for one point [1]")
+    growth.add_argument("--plot", type=Path, metavar="FILE", help=".png, .svg or .pdf")
+
+
+def _add_solvers(actions: Any) -> None:
+    """What solves a problem that other packages solve too: `balancer` and `kmeans`."""
+    balancer = _action(actions, "balancer", run_balancer, "the next batch, against cvxpy", 10)
+    balancer.add_argument("--samples", type=count, nargs="+", default=[2000, 20_000], metavar="N")
+    balancer.add_argument("--leaves", type=count, default=9)
+    _add_skip(balancer)
+
+    kmeans = _action(actions, "kmeans", run_kmeans, "samples to trees, against scikit-learn", 5)
+    _add_tree(kmeans)
+    kmeans.add_argument("--batch", type=count, nargs="+", default=[4, 32], metavar="B",
+                        help="images clustered together [4 32]")  # fmt: skip
+    kmeans.add_argument("--samples", type=count, default=100, help="samples of each image [100]")
+    kmeans.add_argument("--size", type=count, nargs="+", default=[32], metavar="SIDE",
+                        help="image side, or height and width [32]")  # fmt: skip
+    kmeans.add_argument("--channels", type=count, default=1)
+    _add_skip(kmeans)
+
+
+def run_inference(arguments: argparse.Namespace) -> None:
+    from posterior_trees.models.checkpoint import load
+    from posterior_trees.progress import track
+    from posterior_trees_paper.bench.inference import Ways, bench_inference
+    from posterior_trees_paper.bench.subject import fresh, size_of
+    from posterior_trees_paper.tasks import plain_of
+
+    device, recipe = _device(arguments), _recipe(arguments)
+    tree = load(arguments.model, device) if arguments.model else fresh(recipe, device)
+    ways = Ways(
+        arguments.precision,
+        is_compiled=arguments.compile,
+        is_torch_compiled=arguments.torch_compile,
+        has_onnx=arguments.onnx,
+        repeat=arguments.repeat,
+        seconds=arguments.seconds,
+    )
+    point, watch = fresh(plain_of(recipe), device), track("measuring")
+    size = size_of(recipe, arguments.size or 64)
+    _show(bench_inference(tree, point, size, arguments.batch, ways, watch), arguments)
+
+
+def _recipe(arguments: argparse.Namespace) -> Any:
+    """The model's recipe, or another one with the changes of the options."""
+    from posterior_trees.models.checkpoint import load_recipe
+    from posterior_trees.recipe import parse_recipe
+    from posterior_trees_paper.bench.subject import PAPER, find_recipe
+
+    given = [name for name in KEYS if getattr(arguments, name) is not None]
+    if arguments.model:
+        fixed = [f"--{name.replace('_', '-')}" for name in given if name != "size"]
+        if fixed:
+            raise ValueError(f"the model decides about {', '.join(fixed)}: leave it out")
+        return load_recipe(arguments.model)
+    changes = [KEYS[name].format(getattr(arguments, name)) for name in given]
+    if arguments.recipe:
+        return find_recipe(arguments.recipe, changes)
+    if arguments.size is None:
+        changes.append(KEYS["size"].format(64))
+    return parse_recipe(PAPER, changes)
+
+
+def run_train(arguments: argparse.Namespace) -> None:
+    from posterior_trees_paper.bench.report import Report
+    from posterior_trees_paper.bench.subject import find_recipe
+    from posterior_trees_paper.bench.training import bench_training
+
+    device = _device(arguments)
+    is_slow = device.type == "cpu"
+    start = ["training.compile=false"] if is_slow else []
+    reports: list[Report] = []
+    for batch in arguments.batch or ([16] if is_slow else [0]):
+        size = [f"training.batch_size={batch}"] if batch else []
+        recipe = find_recipe(arguments.recipe, [*start, *size, *arguments.changes])
+        steps = arguments.steps or (1 if is_slow else 10)
+        report = bench_training(recipe, device, images=arguments.images, group=steps,
+                                repeat=arguments.repeat, seconds=arguments.seconds)  # fmt: skip
+        reports.append(report)
+    for other in reports[1:]:
+        reports[0].rows += other.rows
+    if is_slow and not any(change.startswith("training.compile") for change in arguments.changes):
+        reports[0].notes.append("on the CPU steps are not compiled: --set training.compile=true")
+    _show(reports[0], arguments)
+
+
+def run_balancer(arguments: argparse.Namespace) -> None:
+    from posterior_trees_paper.bench.balancing import bench_balancing
+
+    report = bench_balancing(
+        arguments.samples,
+        arguments.leaves,
+        _device(arguments),
+        repeat=arguments.repeat,
+        seconds=arguments.seconds,
+        is_skipped=arguments.skip_missing,
+    )
+    _show(report, arguments)
+
+
+def run_kmeans(arguments: argparse.Namespace) -> None:
+    from posterior_trees_paper.bench.clustering import bench_clustering
+
+    if len(arguments.size) > 2:
+        raise ValueError(f"--size has {len(arguments.size)} numbers; give a side, or height, width")
+    names = ("samples", "channels", "branching", "depth", "repeat", "seconds")
+    report = bench_clustering(
+        arguments.batch,
+        _device(arguments),
+        size=(arguments.size[0], arguments.size[-1]),
+        **{name: getattr(arguments, name) for name in names},
+        is_skipped=arguments.skip_missing,
+    )
+    _show(report, arguments)
+
+
+def run_growth(arguments: argparse.Namespace) -> None:
+    from posterior_trees.progress import track
+    from posterior_trees_paper.bench.growth import Point, bench_growth, draw_growth
+
+    names = ("branching", "depth", "size", "batch", "c_init", "channels")
+    report = bench_growth(
+        Point(**{name: getattr(arguments, name) for name in names}),
+        _device(arguments),
+        is_training=arguments.training,
+        repeat=arguments.repeat,
+        seconds=arguments.limit,
+        watch=track("measuring"),
+    )
+    _show(report, arguments)
+    if arguments.plot:
+        draw_growth(report.rows, arguments.plot, report.conditions["device"])
+        print(arguments.plot)
+
+
+def _action(actions: Any, name: str, run: Any, text: str, repeat: int) -> Any:
+    parser = actions.add_parser(name, help=text)
+    add_device(parser)
+    parser.add_argument("--repeat", type=int, default=repeat, help=f"measurements [{repeat}]")
+    parser.add_argument("--seconds", type=float, default=8.0,
+                        help="stop measuring a row of ways after so long [8]")  # fmt: skip
+    parser.add_argument("--json", type=Path, metavar="FILE", help="file for the numbers")
+    parser.set_defaults(run=run)
+    return parser
+
+
+def _add_tree(parser: Any) -> None:
+    parser.add_argument("--branching", type=count, default=3, help="children of a node [3]")
+    parser.add_argument("--depth", type=int, default=2, help="levels below the root [2]")
+
+
+def _add_network(parser: Any) -> None:
+    _add_tree(parser)
+    parser.add_argument("--c-init", type=count, default=4, help="first channels of a leaf [4]")
+    parser.add_argument("--channels", type=int, choices=(1, 3), default=3)
+
+
+def _add_skip(parser: Any) -> None:
+    parser.add_argument("--skip-missing", action="store_true",
+                        help="leave out what is not installed")  # fmt: skip
+
+
+def _device(arguments: argparse.Namespace) -> Any:
+    import torch
+
+    from posterior_trees.models.checkpoint import best_device
+
+    if arguments.repeat < 1:
+        raise ValueError(f"--repeat is {arguments.repeat}; a time needs at least 1 measurement")
+    return torch.device(arguments.device) if arguments.device else best_device()
+
+
+def _show(report: Any, arguments: argparse.Namespace) -> None:
+    report.print()
+    if arguments.json:
+        report.write(arguments.json)
+        print(arguments.json)

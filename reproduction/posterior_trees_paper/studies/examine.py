@@ -1,0 +1,97 @@
+r"""What the studies ask of a trained model beyond PSNR and NLL, per test image.
+
+* **Best leaf**: the leaf nearest to the truth among all, which the greedy path may miss; its PSNR
+  (of the hole, if there is one) and $-\ln \alpha$.
+* **Diversity**: root mean square distance between two different leaves, the mean over all pairs,
+  and **nearest**, that of the closest pair: 0 if two leaves are the same. Where
+  pixels are known leaves do not differ, so both are over the hole.
+* **Explained**: $\sum_\ell \alpha_\ell \overline{(x_\ell - x_{\text{root}})^2}$, the variance
+  between the leaves. If leaves and probabilities are right the root's squared error is this plus
+  the leaves' own, on average.
+* **Looks** until the leaf that the truth reaches, see `looks.py`.
+* **Digits**: which digit each leaf shows and the truth is, if a classifier is given.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from posterior_trees.data import ImageSet
+from posterior_trees.evaluation.score import judge_each
+from posterior_trees.predictor import TreePredictor
+from posterior_trees.tree import Tree
+from posterior_trees_paper.studies import looks
+from posterior_trees_paper.studies.classifier import DigitReader
+from posterior_trees_paper.studies.watch import free_share
+
+
+@torch.inference_mode()
+def examine(
+    predictor: TreePredictor,
+    images: ImageSet,
+    *,
+    batch_size: int = 256,
+    seed: int = 0,
+    reader: DigitReader | None = None,
+    watch: Callable[[Any], Iterable[Any]] = iter,
+) -> dict[str, Tensor]:
+    """Values per image, on the CPU."""
+
+    def judge(tree: Tree, x: Tensor) -> dict[str, Tensor]:
+        values = compare(tree, x, free_share(predictor))
+        values["probs"] = tree.probs[-1]
+        if reader is not None:
+            values["leaf_digits"], values["digit"] = reader.read(tree.leaves), reader.read(x)
+        return values
+
+    return judge_each(judge, predictor, images, batch_size=batch_size, seed=seed, watch=watch)
+
+
+def compare(
+    tree: Tree, x: Float[Tensor, "b *shape"], factor: float | int = 1.0
+) -> dict[str, Tensor]:
+    """Trees against the truth; `factor` turns means over all pixels into means over the hole."""
+    errors = tree.errors(x)
+    leaf = tree.follow(tree.winners(errors))[:, -1]
+    best_error, best = errors[-1].masked_fill(tree.is_absent(tree.depth), torch.inf).min(dim=1)
+    mean, nearest = diversity(tree)
+    return {
+        "leaf": leaf,
+        "best": best,
+        "best_psnr": -10 * (factor * best_error).log10(),
+        "best_nll": -tree.log_probs[-1].gather(1, best.unsqueeze(1)).squeeze(1),
+        "diversity": factor**0.5 * mean,
+        "nearest": factor**0.5 * nearest,
+        "explained": factor * explained(tree),
+        "root_error": factor * errors[0][:, 0],
+        "walk": looks.walk(tree, leaf),
+        "scan": looks.scan(tree, leaf),
+        "scan_best": looks.scan(tree, best),
+        "expected_walk": looks.expected(tree, looks.walk),
+        "expected_scan": looks.expected(tree, looks.scan),
+    }
+
+
+def diversity(tree: Tree) -> tuple[Float[Tensor, "b"], Float[Tensor, "b"]]:
+    """Root mean square distance between different leaves: mean over all pairs, and of the closest
+    pair. A tree with one leaf has 0."""
+    flat = tree.leaves.flatten(2)
+    n = flat.shape[1]
+    if n < 2:
+        return flat.new_zeros(len(flat)), flat.new_zeros(len(flat))
+    one, other = torch.triu_indices(n, n, offset=1, device=flat.device)
+    gaps = [
+        (flat[:, i] - flat[:, j]).square().mean(dim=1).sqrt()
+        for i, j in zip(one, other, strict=True)
+    ]
+    distances = torch.stack(gaps, dim=1)
+    return distances.mean(dim=1), distances.amin(dim=1)
+
+
+def explained(tree: Tree) -> Float[Tensor, "b"]:
+    """Variance between the leaves, mean over pixels."""
+    offsets = (tree.leaves - tree.root.unsqueeze(1)).square().flatten(2).mean(dim=2)
+    return (tree.probs[-1] * offsets).sum(dim=1)

@@ -1,0 +1,94 @@
+"""What every leaf does after each epoch of a training, on fixed images that it does not train on.
+
+RUN/leaves.jsonl           a line per epoch: for every leaf its mean squared error over all images
+                           (in the hole, if there is one) and the share of images that reach it
+RUN/snapshot_0005.safetensors  the trees of a few images after chosen epochs
+
+The weights are the training's own at that moment, not their running average. A run that was killed
+may write an epoch twice; the last line counts.
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from posterior_trees.data import ImageSet, evenly_spaced
+from posterior_trees.evaluation.examples import predict_examples
+from posterior_trees.measure import hole_of, measured_batch
+from posterior_trees.predictor import TreePredictor, evaluating
+from posterior_trees.training.run import read_log
+from posterior_trees.tree import Tree
+
+IMAGES, BATCH, SHOWN = 1000, 250, 2
+
+
+class LeafWatch:
+    """Called with each epoch's log line; passes it on to `report`."""
+
+    def __init__(
+        self,
+        predictor: TreePredictor,
+        images: ImageSet,
+        folder: Path,
+        snapshots: tuple[int, ...] = (),
+        report: Callable[[dict[str, Any]], object] = lambda line: None,
+        seed: int = 0,
+    ) -> None:
+        self.predictor, self.folder, self.report, self.seed = predictor, folder, report, seed
+        self.images = images.subset(evenly_spaced(len(images), IMAGES))
+        self.shown, self.snapshots = (images, evenly_spaced(len(images), SHOWN)), snapshots
+
+    def __call__(self, line: dict[str, Any]) -> None:
+        with evaluating(self.predictor):
+            numbers = {"epoch": line["epoch"], "epsilon": line["epsilon"], **self.measure()}
+            with (self.folder / "leaves.jsonl").open("a", encoding="utf-8") as stream:
+                stream.write(json.dumps(numbers) + "\n")
+            if line["epoch"] in self.snapshots:
+                tree, _, _ = predict_examples(self.predictor, *self.shown, self.seed)
+                tree.save(snapshot_file(self.folder, line["epoch"]))
+        self.report(line)
+
+    @torch.inference_mode()
+    def measure(self) -> dict[str, list[float]]:
+        """Mean squared error and share of every leaf, computed where the predictor is."""
+        errors: Tensor | None = None
+        winners = []
+        for chosen in torch.arange(len(self.images)).split(BATCH):
+            place = self.predictor.measurement, self.seed, self.predictor.device
+            x, y = measured_batch(self.images, chosen, *place)
+            tree = self.predictor(y)
+            found = tree.errors(x)
+            total = found[-1].double().sum(dim=0)
+            errors = total if errors is None else errors + total
+            winners.append(tree.follow(tree.winners(found))[:, -1])
+        assert errors is not None
+        errors = errors * free_share(self.predictor) / len(self.images)
+        shares = torch.cat(winners).bincount(minlength=len(errors)) / len(self.images)
+        return {
+            "leaf_mse": [round(value, 6) for value in errors.tolist()],
+            "leaf_share": [round(value, 4) for value in shares.tolist()],
+        }
+
+
+def free_share(predictor: TreePredictor) -> float:
+    """Factor from a mean over all pixels to one over the hole: what is known has no error."""
+    hole = hole_of(predictor.measurement)
+    return 1.0 if hole is None else hole.numel() / int(hole.sum())
+
+
+def read_watch(folder: Path) -> list[dict[str, Any]]:
+    """The lines of `leaves.jsonl`, one per epoch, in order."""
+    by_epoch = {line["epoch"]: line for line in read_log(folder / "leaves.jsonl")}
+    return [by_epoch[epoch] for epoch in sorted(by_epoch)]
+
+
+def snapshot_file(folder: Path, epoch: int) -> Path:
+    return folder / f"snapshot_{epoch:04d}.safetensors"
+
+
+def load_snapshot(folder: Path, epoch: int) -> Tree:
+    return Tree.load(snapshot_file(folder, epoch))

@@ -1,0 +1,200 @@
+"""Several recipes in a row: train, judge on the test split, draw, export. `ptrees study`.
+
+RUNS/<name>/                  the run of each recipe; the same command continues what was stopped
+OUT/<name>.json               what `ptrees evaluate --json` writes, of the exported weights
+OUT/<name>.safetensors        the weights in bfloat16
+OUT/<name>_scores.safetensors every value per test image, for paired comparisons
+OUT/<name>.jpg                trees of six evenly spaced test images
+OUT/<name>_closer.jpg         … the hole and what is around it, where a small one is filled
+OUT/<name>.jsonl              the log of the training
+OUT/study.json                a row per recipe: how it ended, and what it gains over its root and
+                              over the plain network, as paired 95 % bootstrap intervals
+
+With a time limit the time that is left is shared equally among the recipes that are left. One that
+fails does not stop the others. Test images are read before anything is trained, too: a broken one
+ends what it would have judged.
+"""
+
+import dataclasses
+import gc
+import json
+import shutil
+import time
+from collections.abc import Callable, Iterator, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from posterior_trees import store
+from posterior_trees.data import ImageSet, find_groups, load_evaluation
+from posterior_trees.evaluation.examples import save_examples
+from posterior_trees.evaluation.score import report, score, seconds_per_image
+from posterior_trees.measure import hole_of
+from posterior_trees.metrics import summarize
+from posterior_trees.models.checkpoint import export_model, load, load_recipe
+from posterior_trees.predictor import TreePredictor
+from posterior_trees.recipe import Recipe, read_recipe
+from posterior_trees.training.run import read_log
+from posterior_trees.training.trainer import fit
+
+SHOWN = 6
+SMALL = 0.33
+"""Share of the picture below which a hole is drawn from closer too."""
+PLAIN = "_plain"
+
+
+def run_study(
+    files: Sequence[str | PathLike[str]],
+    out: str | PathLike[str],
+    *,
+    data: str | PathLike[str] | None = None,
+    runs: str | PathLike[str] = "runs",
+    minutes: float | int | None = None,
+    changes: Sequence[str] = (),
+    with_plain: bool = False,
+    accelerator: str = "auto",
+    say: Callable[[str], object] = print,
+) -> list[dict[str, Any]]:
+    """Run recipe files, each with the same `changes`; returns the rows of `study.json`.
+
+    `with_plain` adds to each the plain MSE network of the same width, `<name>_plain`. `minutes`
+    limits the training of all of them together; judging and drawing come on top.
+    """
+    recipes: dict[str, Recipe] = {}
+    unfit: dict[str, str] = {}
+    for file in files:
+        name = Path(file).stem
+        recipes[name] = recipe = read_recipe(file, list(changes))
+        if with_plain:
+            recipes[name + PLAIN] = plain_of(recipe)
+        if problem := find_problem(recipe, data):
+            unfit |= {name: problem, name + PLAIN: problem}
+    out, runs = Path(out), Path(runs)
+    out.mkdir(parents=True, exist_ok=True)
+    end = None if minutes is None else time.monotonic() + 60 * minutes
+    rows: list[dict[str, Any]] = []
+    for number, (name, recipe) in enumerate(recipes.items()):
+        left = None if end is None else (end - time.monotonic()) / (len(recipes) - number)
+        start = time.monotonic()
+        try:
+            if name in unfit:
+                raise ValueError(unfit[name])
+            say(f"{name}: training" + ("" if left is None else f" for at most {left:.0f} s"))
+            train(recipe, runs / name, data, left, accelerator, say)
+            row = judge(recipe, runs / name, out, load_evaluation(recipe.data, data, "test"))
+        except (ValueError, RuntimeError, OSError) as error:
+            row = {"state": "failed", "message": str(error)}
+        row = {"name": name, **row, "wall_seconds": round(time.monotonic() - start, 1)}
+        rows.append(row)
+        say(f"{name}: {row['state']} {row.get('message', '')}".rstrip())
+        store.write_json(out / "study.json", rows)
+        gc.collect()
+        torch.compiler.reset()  # compiled networks of earlier recipes count against a limit
+    return rows
+
+
+def find_problem(recipe: Recipe, data: str | PathLike[str] | None) -> str:
+    """What is wrong with the images that will judge it; a training of hours should not find out."""
+    try:
+        load_evaluation(recipe.data, data, "test")
+    except (ValueError, RuntimeError, OSError) as error:
+        return str(error)
+    return ""
+
+
+def plain_of(recipe: Recipe) -> Recipe:
+    """The same experiment with one answer: depth 0, the same width, nothing else to fit."""
+    leaves = recipe.tree.branching**recipe.tree.depth
+    width = recipe.network.width or recipe.network.c_init * leaves
+    return dataclasses.replace(
+        recipe,
+        tree=dataclasses.replace(recipe.tree, depth=0),
+        network=dataclasses.replace(recipe.network, width=width),
+        balancer=dataclasses.replace(recipe.balancer, is_on=False),
+        training=dataclasses.replace(recipe.training, calibrate=False),
+    )
+
+
+def train(
+    recipe: Recipe,
+    run: Path,
+    data: str | PathLike[str] | None,
+    seconds: float | None,
+    accelerator: str,
+    say: Callable[[str], object] = print,
+) -> None:
+    """Train in `run` until the recipe or the time is over."""
+    start = time.monotonic()
+
+    def watch(steps: Iterator[int], first: int, total: int) -> Iterator[int]:
+        for step in steps:
+            if seconds is not None and time.monotonic() - start > seconds:
+                return
+            yield step
+
+    def tell(line: dict[str, Any]) -> None:
+        keys = ("epoch", "seconds", "root_mse", "val_psnr", "val_nll", "leaf_usage")
+        say("  " + json.dumps({key: line[key] for key in keys if key in line}))
+
+    fit(recipe, run, data=data, accelerator=accelerator, watch=watch, report=tell)
+
+
+def judge(recipe: Recipe, run: Path, out: Path, images: ImageSet) -> dict[str, Any]:
+    """Export a run's best weights, score them on the test images and draw its trees."""
+    model = out / f"{run.name}.safetensors"
+    if not (run / "best.safetensors").is_file():
+        return {"state": "stopped", "message": "before the first epoch was over: give it more time"}
+    shutil.copyfile(run / "log.jsonl", out / f"{run.name}.jsonl")
+    export_model(model, load(run, "cpu"), load_recipe(run))
+    predictor = load(model)
+    scores = score(predictor, images, batch_size=recipe.training.evaluation_batch, seed=recipe.seed)
+    groups = find_groups(images.names, recipe.data.split)
+    about = {"model": run.name, "task": recipe.task, "split": "test"}
+    table = report(predictor, scores, **about, groups=groups)
+    table |= {"seconds_per_image": seconds_per_image(predictor, images), "nfe": 1}
+    store.write_json(out / f"{run.name}.json", table)
+    store.write(out / f"{run.name}_scores.safetensors", scores, {"names": images.names})
+    figure = out / f"{run.name}.jpg"
+    shown: dict[str, Any] = {"count": SHOWN, "seed": recipe.seed, "dpi": 140}
+    save_examples(figure, predictor, images, **shown)
+    if has_small_hole(predictor):
+        closer = figure.with_stem(f"{run.name}_closer")
+        save_examples(closer, predictor, images, **shown, is_closer=True)
+    last = read_log(run / "log.jsonl")[-1]
+    is_done = last["epoch"] == recipe.training.epochs
+    row = {"state": "done" if is_done else "stopped", "epochs": last["epoch"]}
+    row |= {"training_seconds": last["seconds"], "commit": predictor.about.get("commit")}
+    return row | gains(scores, run.name, out, images.names, groups)
+
+
+def has_small_hole(predictor: TreePredictor) -> bool:
+    """Whether a figure of whole pictures shows mostly what is known."""
+    hole = hole_of(predictor.measurement)
+    return hole is not None and hole.float().mean().item() < SMALL
+
+
+def gains(
+    scores: dict[str, Tensor],
+    name: str,
+    out: Path,
+    images: list[str],
+    groups: Tensor | None = None,
+) -> dict[str, Any]:
+    """PSNR (of the hole, if there is one) that each level adds to the one above, over test images,
+    and what the root of a tree has over the plain network, if that was judged on them before."""
+    quality = scores.get("psnr_hole", scores["psnr"])
+    steps = [summarize(step, groups=groups)._asdict() for step in quality.diff(dim=1).T]
+    found: dict[str, Any] = {"psnr_gain_per_level": steps}
+    base = name.removesuffix(PLAIN)
+    other = out / f"{base if name.endswith(PLAIN) else base + PLAIN}_scores.safetensors"
+    if other.is_file():
+        stored, facts = store.read(other)
+        theirs = stored.get("psnr_hole", stored["psnr"])[:, 0]
+        if facts.get("names") == images:
+            sign = -1 if name.endswith(PLAIN) else 1
+            difference = sign * (quality[:, 0] - theirs)
+            found["tree_root_over_plain"] = summarize(difference, groups=groups)._asdict()
+    return found

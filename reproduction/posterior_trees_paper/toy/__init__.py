@@ -1,0 +1,1 @@
+"""The paper's 2-D mixture, where the posterior is known."""

@@ -1,0 +1,1 @@
+"""How good trees are: metrics over a set of images, and images to look at."""

@@ -1,0 +1,143 @@
+"""Trees as fast as the machine can: `predictor.compile()`.
+
+On CUDA, one call takes `y` to all levels of the tree, recorded as one CUDA graph for each shape of
+`y`, in bfloat16 and channels-last. Networks run with their weights written out (`networks/fold.py`)
+and fused by `torch.compile`; our U-Net, where `networks.norm.has_kernels` says so, on kernels of
+its own (`networks/fused.py`). The projection and the growing of the tree are always fused. The
+leaves are rounded to bfloat16; what the measurement knows, the growing and the probabilities stay
+in float32, so every node still agrees with the measurement to float precision.
+
+Elsewhere the network is fused by `torch.compile` and stays in float32.
+"""
+
+import copy
+from collections import OrderedDict
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from posterior_trees.fast.compiling import compiled
+from posterior_trees.fast.fold import fold
+from posterior_trees.fast.graph import Capture, copy_into
+from posterior_trees.fast.leafwise import MOST
+from posterior_trees.fast.norm import HALF, has_kernels
+from posterior_trees.fast.packing import power
+from posterior_trees.networks.unet import LeafConv, UNet
+from posterior_trees.predictor import TreePredictor, check_brightness
+from posterior_trees.tree import Tree
+
+RECORDINGS = 4
+"""Shapes of `y` whose graphs are kept: each holds the memory of its activations."""
+MATRIX = 2**15
+"""Numbers of a matrix that `kernels.predict.to_leaves` can hold, beside its tiles, in the shared
+memory of a GPU: 160 KiB for 1024×32."""
+
+
+class FastPredictor(TreePredictor):
+    """A predictor for prediction only, made of another; the first call of each shape compiles."""
+
+    def __init__(self, plain: TreePredictor, dtype: torch.dtype, *, is_recorded: bool) -> None:
+        super().__init__(
+            as_fast(plain.network, dtype),
+            plain.measurement,
+            branching=plain.branching,
+            channels=plain.channels,
+            multiple=plain.multiple,
+            padding=plain.padding,
+            name=plain.name,
+            about=plain.about,
+        )
+        self.eval()
+        self.is_recorded = is_recorded
+        self.is_fused = getattr(self.network, "is_fused", False) is True
+        if self.is_fused:  # the network's kernels need no compiler
+            self._begin: Callable = compiled(self._begin, is_dynamic=False)
+            self._finish: Callable = compiled(self._finish, is_dynamic=False)
+        else:
+            self._levels: Callable = compiled(self._levels, is_dynamic=False)
+        self._recordings: OrderedDict[tuple[int, ...], Capture] = OrderedDict()
+
+    @torch.inference_mode()
+    def forward(self, y: Float[Tensor, "b *shape"]) -> Tree:
+        check_brightness(y)
+        # the next call overwrites what a recording returns
+        levels = copies(self._recording(y.shape)(y)) if self.is_recorded else self._run(y)
+        nodes = self.depth + 1
+        return Tree(levels[:nodes], levels[nodes:], self.branching)
+
+    def _run(self, y: Tensor) -> tuple[Tensor, ...]:
+        with tuned_convolutions():
+            return self._levels(y)
+
+    def _levels(self, y: Tensor) -> tuple[Tensor, ...]:
+        if self.is_fused:
+            network: Any = self.network
+            return self._finish(*network.maps(self._begin(y)), y)
+        tree = super().forward(y)
+        return (*tree.images, *tree.log_probs)
+
+    def _begin(self, y: Tensor) -> Tensor:
+        network: Any = self.network
+        return network.prepared(self.view(self.measurement.blank(y)))
+
+    def _finish(self, images: Tensor, means: list[Tensor], y: Tensor) -> tuple[Tensor, ...]:
+        network: Any = self.network
+        tree = self.assemble(network.leaves_of(images, means), self.measurement.blank(y))
+        return (*tree.images, *tree.log_probs)
+
+    def _recording(self, shape: tuple[int, ...]) -> Capture:
+        if shape not in self._recordings:
+            if len(self._recordings) == RECORDINGS:
+                self._recordings.popitem(last=False)
+            self._recordings[shape] = Capture(self._run)
+        self._recordings.move_to_end(shape)
+        return self._recordings[shape]
+
+
+@contextmanager
+def tuned_convolutions() -> Generator[None, None, None]:
+    """Let cuDNN try its ways to convolve before a call is recorded, and keep the fastest; unless
+    the user wants the same one every time."""
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = not torch.backends.cudnn.deterministic
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before
+
+
+def copies(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Clones, made by few kernels."""
+    clones = [torch.empty_like(tensor) for tensor in tensors]
+    copy_into(clones, tensors)
+    return clones
+
+
+def is_narrow(network: UNet) -> bool:
+    """Whether the maps of a leaf, and the matrix that makes leaves of the last one, fit into the
+    tiles of our kernels. A shared decoder is cuDNN's, and may be of any width."""
+    convolutions = [part for part in network.decoder.modules() if isinstance(part, LeafConv)]
+    by_leaf = [c for c in convolutions if c.groups > 1]
+    widest = max((max(c.out_channels // c.groups, c.weight.shape[1]) for c in by_leaf), default=0)
+    into, out = network.to_image.in_channels, network.to_image.out_channels
+    return widest <= 2 * MOST and into <= 1024 and power(into) * power(out) <= MATRIX
+
+
+def as_fast(network: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """The network in the form and the precision that runs fastest; its head keeps float32."""
+    if next(network.parameters()).device.type != "cuda":
+        return copy.deepcopy(network).to(dtype).eval().requires_grad_(False)
+    on_kernels = dtype in HALF and has_kernels()  # asked now: to the compiler it is a constant
+    if on_kernels and isinstance(network, UNet) and is_narrow(network):
+        from posterior_trees.fast.fused import FusedUNet
+
+        return FusedUNet(network, dtype)
+    fast = fold(network).to(dtype)
+    for name, part in fast.named_children():
+        if name == "head":
+            part.to(torch.float32)
+    return fast.to(memory_format=torch.channels_last)  # ty: ignore[no-matching-overload]

@@ -1,0 +1,1 @@
+"""What probabilities are worth: fitted and certified on images that chose nothing."""

@@ -1,0 +1,1 @@
+"""Pixels in and out of files, whatever they show."""

@@ -1,0 +1,87 @@
+r"""The size that a picture is brought to for a model, in pixels, and how that is said.
+
+A model with a hole takes pictures of its mask's size, and others are cut to that shape and resized.
+All other models take any size, but one of pairs knows its things at one magnification: a picture of
+another one is to be scaled first,
+
+$$ (h, w) \mapsto (\operatorname{round}(s h), \operatorname{round}(s w)), $$
+
+before anything else is done to its values (`adjust.py`), so that a camera's pixels are averaged as
+it counted them.
+"""
+
+import math
+from collections.abc import Sequence
+
+from posterior_trees.errors import DataError
+from posterior_trees.measure import Measurement, hole_of
+
+SCALES = (1 / 16, 16.0)
+"""The least and the greatest scale: beyond, a picture has no more to show."""
+MEGAPIXELS = 178
+"""Of a scaled picture; Pillow opens no file of more."""
+
+
+def mask_size(measurement: Measurement) -> tuple[int, ...]:
+    """Height and width of a model's fixed mask; () if it takes any size."""
+    hole = hole_of(measurement)
+    return () if hole is None else tuple(hole.shape[-2:])
+
+
+def check_scale(scale: float | int, measurement: Measurement) -> None:
+    """Refuse a scale that no picture or not this model can have; 1 is none."""
+    least, most = SCALES
+    if not (math.isfinite(scale) and least <= scale <= most):
+        raise ValueError(
+            f"the scale is {scale:g}; it must be from {least:g} to {most:g} (0.5: half as high and "
+            "wide)"
+        )
+    if scale != 1 and (size := mask_size(measurement)):
+        raise ValueError(
+            f"the model takes {times(size)} pixels and nothing else: leave --scale out "
+            "(`ptrees predict --resize` and the explorer bring pictures to that size)"
+        )
+
+
+def scale_size(size: Sequence[int], scale: float | int, name: str) -> tuple[int, int]:
+    """Height and width of the picture `name` after scaling."""
+    height, width = (max(1, round(side * scale)) for side in size)
+    if scale > 1 and height * width > 1e6 * MEGAPIXELS:
+        raise DataError(
+            f"{name} would have {times((height, width))} pixels at {scale:g} of its size, the "
+            f"limit is {MEGAPIXELS} million. Choose a smaller --scale, or cut it"
+        )
+    return height, width
+
+
+def describe_resize(name: str, have: Sequence[int], want: Sequence[int], why: str) -> str:
+    """What was done to a picture of `have` = (h, w) that became `want`; empty if nothing was.
+    `why` says what has the other size. `decode.fit` cuts where the shapes differ."""
+    if tuple(have) == tuple(want):
+        return ""
+    return (
+        f"{name} is {times(have)} (height×width), {why}: {_resizing(have, want)} to {times(want)}"
+    )
+
+
+def caption_resize(have: Sequence[int], want: Sequence[int]) -> str:
+    """The same in few words, for beside the picture."""
+    if tuple(have) == tuple(want):
+        return ""
+    return f"{_resizing(have, want)} from {times(have)} to {times(want)} (height×width)"
+
+
+def caption_digit(size: Sequence[int]) -> str:
+    """The same of a photograph, of which the digit is taken."""
+    return f"the digit found in {times(size)} (height×width)"
+
+
+def times(size: Sequence[int]) -> str:
+    """A size in words."""
+    return "×".join(map(str, size))
+
+
+def _resizing(have: Sequence[int], want: Sequence[int]) -> str:
+    zoom = min(h / w for h, w in zip(have, want, strict=True))
+    is_cut = any(h / zoom - w >= 1 for h, w in zip(have, want, strict=True))  # less is rounding
+    return "cut to its centre and resized" if is_cut else "resized"

@@ -1,0 +1,1 @@
+"""Models: built from recipes, stored with them, loaded by name."""

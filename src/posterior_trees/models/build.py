@@ -1,0 +1,129 @@
+"""From a recipe to its measurement and its untrained predictor."""
+
+from typing import Any
+
+from posterior_trees.data.registry import terms_of
+from posterior_trees.measure import (
+    Colorize,
+    Denoise,
+    Downsample,
+    Inpaint,
+    Measurement,
+    Paired,
+    is_same,
+)
+from posterior_trees.networks.residual import ResidualUNet
+from posterior_trees.networks.unet import UNet
+from posterior_trees.predictor import TreePredictor
+from posterior_trees.recipe import Recipe, RecipeError
+
+
+def build_measurement(recipe: Recipe) -> Measurement:
+    spec, data = recipe.measurement, recipe.data
+    if spec.kind == "inpaint":
+        if not len(spec.rows) == len(spec.columns) == len(spec.of) == 2:
+            raise RecipeError(
+                "measurement.kind 'inpaint' needs rows = [first, last], columns = [first, last] "
+                "and of = [height, width]"
+            )
+        for name, (first, last), side in (
+            ("rows", spec.rows, spec.of[0]),
+            ("columns", spec.columns, spec.of[1]),
+        ):
+            if not 0 <= first <= last < side:
+                raise RecipeError(
+                    f"measurement.{name} is [{first}, {last}]; of images with {side} {name} "
+                    f"(measurement.of) they are the first and the last hidden, 0 to {side - 1}"
+                )
+        size = data.size or spec.of
+        return Inpaint.box(
+            (spec.rows[0], spec.rows[1]),
+            (spec.columns[0], spec.columns[1]),
+            size=(size[0], size[1]),
+            of=(spec.of[0], spec.of[1]),
+            fill=spec.fill,
+        )
+    if spec.kind == "colorize":
+        return Colorize()
+    if spec.kind == "denoise":
+        return Denoise(spec.sigma)
+    if spec.kind == "downsample":
+        return Downsample(spec.factor)
+    return Paired(data.channels, data.input_channels, spec.is_residual)
+
+
+def build_predictor(recipe: Recipe, about: dict | None = None) -> TreePredictor:
+    """The recipe's network with fresh weights, around the recipe's measurement."""
+    measurement = build_measurement(recipe)
+    network = build_network(recipe, measurement.channels(recipe.data.channels))
+    return TreePredictor(
+        network,
+        measurement,
+        branching=recipe.tree.branching,
+        depth=recipe.tree.depth,
+        channels=recipe.data.channels,
+        multiple=network.multiple,
+        padding=recipe.network.padding,
+        name=recipe.task,
+        about={**(about or {}), **terms(recipe)},
+    )
+
+
+def build_network(recipe: Recipe, in_channels: int) -> UNet | ResidualUNet:
+    """The recipe's network with fresh weights, for images of `in_channels` channels."""
+    spec, num_leaves = recipe.network, recipe.tree.branching**recipe.tree.depth
+    ends = (in_channels, recipe.data.channels, num_leaves)
+    shared: dict[str, Any] = {
+        "width": spec.width or spec.c_init * num_leaves,
+        "dropout": spec.dropout,
+        "head_layers": spec.head_layers,
+        "head_norm": spec.head_norm,
+        "is_head_detached": spec.is_head_detached,
+        "head_dropout": spec.head_dropout,
+    }
+    if spec.kind == "unet":
+        is_disjoint = spec.decoder == "disjoint"
+        return UNet(
+            *ends, steps=spec.steps, doublings=spec.doublings, is_disjoint=is_disjoint, **shared
+        )
+    return ResidualUNet(
+        *ends,
+        multipliers=spec.multipliers,
+        blocks=spec.blocks,
+        attention=spec.attention,
+        **shared,
+    )
+
+
+def terms(recipe: Recipe) -> dict[str, str]:
+    """What may be done with weights that learned from the recipe's data, for a predictor's `about`;
+    nothing about data of your own."""
+    found = terms_of(recipe.data.name)
+    return {"terms": found} if found else {}
+
+
+def check_own(predictor: TreePredictor, recipe: Recipe) -> None:
+    """Refuse a predictor that contradicts the recipe, which is saved with the run and says what to
+    measure and which tree it is. What no recipe can say (another branching on each level, a
+    measurement of one's own) contradicts none."""
+    if not isinstance(predictor, TreePredictor):
+        raise ValueError(
+            f"the predictor is a {type(predictor).__name__}; make a TreePredictor of it: "
+            "wrap(network, features=…, channels=…, measurement=…)"
+        )
+    tree = (recipe.tree.branching,) * recipe.tree.depth
+    if predictor.branching != tree and len(set(predictor.branching)) <= 1:
+        raise ValueError(
+            f"the predictor has the layout {predictor.branching}, the recipe {tree}: give wrap the "
+            "recipe's branching and depth, or the recipe the predictor's"
+        )
+    wanted = build_measurement(recipe)
+    measurement = predictor.measurement
+    is_known = type(measurement) in (Inpaint, Colorize, Denoise, Downsample)
+    is_known = is_known or isinstance(measurement, Paired)
+    if is_known and not is_same(measurement, wanted):
+        raise ValueError(
+            f"the predictor's measurement ({type(measurement).__name__}) is not the "
+            f"recipe's ({type(wanted).__name__}, by [measurement]), or hides something else: give "
+            "wrap measurement=build_measurement(recipe), from posterior_trees.models.build"
+        )

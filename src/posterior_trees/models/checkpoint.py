@@ -1,0 +1,204 @@
+"""A trained model in one safetensors file: weights, recipe and where they come from."""
+
+import datetime
+import os
+import platform
+import subprocess
+from importlib import resources
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from posterior_trees import store
+from posterior_trees.models.build import build_predictor, check_own, terms
+from posterior_trees.predictor import TreePredictor
+from posterior_trees.recipe import Recipe, parse_resolved, write_recipe
+
+SCHEMA = 1
+SHIPPED = ("digits", "cells")
+"""Models inside the package, for `load`."""
+
+
+class ModelError(ValueError):
+    """A model that cannot be loaded, with the reason and the fix."""
+
+
+def save_model(
+    file: str | PathLike[str],
+    predictor: TreePredictor,
+    recipe: Recipe,
+    about: dict[str, Any] | None = None,
+    dtype: torch.dtype | None = None,
+) -> None:
+    """Write the network's weights (in `dtype`) with all that is needed to use them again."""
+    weights = predictor.network.state_dict()
+    if dtype is not None:
+        weights = {k: v.to(dtype) if v.is_floating_point() else v for k, v in weights.items()}
+    facts = {"model": SCHEMA, "recipe": write_recipe(recipe), "about": about or predictor.about}
+    store.write(file, weights, facts)
+
+
+def load(
+    name_or_path: str | PathLike[str],
+    device: str | torch.device | None = None,
+    dtype: torch.dtype | None = None,
+    *,
+    predictor: TreePredictor | None = None,
+) -> TreePredictor:
+    """A predictor ready for inference, from a shipped name, a run folder or a file.
+
+    Weights are used in float32 unless `dtype` says otherwise; the device is the best there is
+    unless `device` says otherwise. A `predictor` of your own, as it was given to `fit`, receives
+    the weights; without one the recipe's network is built.
+    """
+    file = find_model(name_or_path)
+    facts = _read_facts(file)
+    weights, _ = store.read(file)
+    recipe = parse_resolved(facts["recipe"], str(file))
+    if predictor is None:
+        predictor = build_predictor(recipe)
+    else:
+        check_own(predictor, recipe)
+    predictor.about = {**facts["about"], **terms(recipe)}
+    load_weights(predictor.network, weights, origin=str(file))
+    predictor.to(device=device or best_device(), dtype=dtype)
+    return predictor.eval().requires_grad_(False)
+
+
+def start_from(predictor: TreePredictor, name_or_path: str | PathLike[str]) -> None:
+    """Give a predictor that is to be trained the weights of a model of the same layout."""
+    file = find_model(name_or_path)
+    weights, _ = store.read(file)
+    if difference := find_difference(predictor.network, weights):
+        raise ModelError(
+            f"training cannot begin with the weights of {name_or_path}: {difference}. Give the "
+            "recipe the model's [tree], [network] and channels"
+        )
+    predictor.network.load_state_dict(weights)
+    predictor.about = {**predictor.about, "start": Path(name_or_path).name}
+
+
+def export_model(
+    file: str | PathLike[str],
+    predictor: TreePredictor,
+    recipe: Recipe,
+    *,
+    dtype: torch.dtype = torch.bfloat16,
+    scores: dict[str, Any] | None = None,
+) -> None:
+    """Write a model for others to use: weights in `dtype`, and its test scores in its card."""
+    about = dict(predictor.about)
+    if scores:  # a card names the model, not the folder it lay in when it was scored
+        about["test"] = scores | {"model": Path(scores["model"]).name}
+    save_model(file, predictor, recipe, about, dtype)
+
+
+def load_recipe(name_or_path: str | PathLike[str]) -> Recipe:
+    """The recipe a model was trained with."""
+    file = find_model(name_or_path)
+    return parse_resolved(_read_facts(file)["recipe"], str(file))
+
+
+def _read_facts(file: Path) -> dict[str, Any]:
+    try:
+        facts = store.read_facts(file)
+    except store.StoreError as error:
+        raise ModelError(str(error)) from error
+    if "model" not in facts:
+        raise ModelError(
+            f"{file} holds a run's state or a tree, not a model; a run's model is best.safetensors"
+        )
+    if facts["model"] > SCHEMA:
+        raise ModelError(
+            f"{file} has model schema {facts['model']}, this version reads up to {SCHEMA}: "
+            "upgrade posterior-trees"
+        )
+    return facts
+
+
+def find_model(name_or_path: str | PathLike[str]) -> Path:
+    """The file of a shipped name, a run folder (its best weights) or a file."""
+    path = Path(name_or_path)
+    if path.is_file() and path.suffix == ".toml":
+        raise ModelError(
+            f"{path} is a recipe, not a model: train it (ptrees train {path} --out RUN), then give "
+            "the run folder RUN"
+        )
+    if path.is_file():
+        return path
+    for name in ("best.safetensors", "model.safetensors"):
+        if (path / name).is_file():
+            return path / name
+    if str(name_or_path) in SHIPPED:
+        return Path(
+            str(resources.files("posterior_trees") / "assets" / f"{name_or_path}.safetensors")
+        )
+    if path.is_dir():
+        raise ModelError(
+            f"the folder {path} holds no best.safetensors: a run writes its first one when its "
+            "first epoch is over. Continue it by the command that began it"
+        )
+    raise ModelError(
+        f"there is no model {str(name_or_path)!r}: give a file, a run folder, or one of the "
+        f"shipped models ({', '.join(SHIPPED)})"
+    )
+
+
+def load_weights(network: torch.nn.Module, weights: dict, origin: str) -> None:
+    """Copy weights into a network of the same layout, or say what differs."""
+    if difference := find_difference(network, weights):
+        raise ModelError(
+            f"{origin} has another layout than its recipe: {difference}. "
+            "Trained with a predictor of your own? Give it: load(…, predictor=mine), or "
+            "--predictor MODULE:FUNCTION on the command line"
+        )
+    network.load_state_dict(weights)
+
+
+def find_difference(network: torch.nn.Module, weights: dict) -> str:
+    """In what the layout of `weights` differs from the network's, or nothing."""
+    have = {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
+    given = {name: tuple(tensor.shape) for name, tensor in weights.items()}
+    if have == given:
+        return ""
+    names = [n for n in sorted(have | given) if have.get(n) != given.get(n)]
+    first = names[0]
+    return (
+        f"{len(names)} weights differ, first {first!r} is {given.get(first, 'missing')}, "
+        f"expected {have.get(first, 'none')}"
+    )
+
+
+def best_device() -> torch.device:
+    """CUDA, else Apple's GPU, else the CPU."""
+    if torch.cuda.is_available():
+        return torch.device("cuda")
+    if torch.backends.mps.is_available():
+        return torch.device("mps")
+    return torch.device("cpu")
+
+
+def provenance() -> dict[str, str]:
+    """When, where and with which code something was made.
+
+    The commit is git's, or the variable PTREES_COMMIT where a copy of the code has no history.
+    """
+    from posterior_trees import __version__
+
+    here = Path(__file__).parent
+    try:
+        command = ["git", "-C", str(here), "describe", "--always", "--dirty", "--abbrev=12"]
+        found = subprocess.run(command, capture_output=True, text=True, timeout=5)
+        commit = os.environ.get("PTREES_COMMIT") or found.stdout.strip()
+    except (OSError, subprocess.TimeoutExpired):
+        commit = ""
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine()
+    return {
+        "version": __version__,
+        "commit": commit or "unknown",
+        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
+        "device": device,
+        "torch": torch.__version__,
+    }

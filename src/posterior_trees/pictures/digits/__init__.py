@@ -1,0 +1,1 @@
+"""Photographs and scans of one handwritten digit."""

@@ -1,0 +1,1 @@
+"""Nuclei in predicted fields: found, counted, reported."""

@@ -1,0 +1,5 @@
+"""From a measurement to a tree."""
+
+from posterior_trees.predictor.onepass import TreePredictor, check_brightness, evaluating, wrap
+
+__all__ = ["TreePredictor", "check_brightness", "evaluating", "wrap"]

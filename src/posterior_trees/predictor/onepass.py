@@ -1,0 +1,193 @@
+"""From a measurement to a tree, consistent with the measurement by construction."""
+
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from os import PathLike
+from typing import TYPE_CHECKING
+
+import torch
+from jaxtyping import Float, Shaped
+from torch import Tensor, nn
+
+from posterior_trees.measure import Free, Measurement
+from posterior_trees.networks.backbone import Backbone
+from posterior_trees.networks.head import Leaves
+from posterior_trees.networks.padding import crop, pad
+from posterior_trees.tree import Tree, grow, layout, level_sizes
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from posterior_trees.fast.predictor import FastPredictor
+
+
+class TreePredictor(nn.Module):
+    """A network and a measurement that together turn `y` into a `Tree`.
+
+    Every leaf is `naive(y) + P(network(y))`, so every node, being an average of leaves, agrees with
+    the measurement to float precision. Images of any size are padded to what the network takes and
+    cropped back.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        measurement: Measurement,
+        *,
+        branching: int | Sequence[int],
+        depth: int | None = None,
+        channels: int,
+        multiple: int = 1,
+        padding: str = "reflect",
+        name: str = "",
+        about: dict | None = None,
+    ) -> None:
+        super().__init__()
+        self.network, self.measurement = network, measurement
+        self.branching = layout(branching, depth=depth)
+        self.channels = channels
+        self.multiple, self.padding = multiple, padding
+        self.name, self.about = name, about or {}
+
+    @property
+    def depth(self) -> int:
+        return len(self.branching)
+
+    @property
+    def num_leaves(self) -> int:
+        return level_sizes(self.branching)[-1]
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.network.parameters()).device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return next(self.network.parameters()).dtype
+
+    def forward(self, y: Float[Tensor, "b *shape"]) -> Tree:
+        check_brightness(y)
+        y = self.measurement.blank(y)
+        return self.assemble(self.network(self.view(y)), y)
+
+    def view(self, y: Float[Tensor, "b *shape"]) -> Tensor:
+        """What the network sees of `y`: an image padded to a size it can take."""
+        seen = self.measurement.view(y)
+        if seen.ndim == 3:
+            raise ValueError(f"y is {tuple(y.shape)}; a batch (b, c, h, w) is needed: give y[None]")
+        expected = self.measurement.channels(self.channels)
+        if seen.ndim == 4 and expected and seen.shape[1] != expected:
+            raise ValueError(
+                f"the measurement has {seen.shape[1]} channels, this model takes {expected}"
+            )
+        return pad(seen, self.multiple, self.padding).to(self.dtype)
+
+    def assemble(self, leaves: Leaves, y: Float[Tensor, "b *shape"]) -> Tree:
+        """The tree of the network's leaves, made to agree with `y`."""
+        naive = self.measurement.naive(y).unsqueeze(1)
+        images = crop(leaves.images, naive.shape[-2:]) if naive.ndim == 5 else leaves.images
+        images = images.to(torch.promote_types(images.dtype, torch.float32))
+        return grow(naive + self.measurement.project(images), leaves.log_probs, self.branching)
+
+    def measure(
+        self, x: Float[Tensor, "b *shape"], generator: torch.Generator | None = None
+    ) -> Tensor:
+        """The model's own degradation of clean images."""
+        return self.measurement(x, generator)
+
+    def compile(  # ty: ignore[incompatible-method-override]
+        self, dtype: torch.dtype | None = None
+    ) -> "FastPredictor":
+        """The same predictor, for prediction only and as fast as its device can; see `fast.py`.
+
+        `dtype` is that of the network: bfloat16 on CUDA unless you say otherwise. The first call
+        with each shape of `y` takes up to a minute, to compile.
+        """
+        from posterior_trees.fast.predictor import FastPredictor
+
+        uses_cuda = self.device.type == "cuda"
+        dtype = dtype or (torch.bfloat16 if uses_cuda else torch.float32)
+        return FastPredictor(self, dtype, is_recorded=uses_cuda)
+
+    @torch.inference_mode()
+    def predict(
+        self, picture: "str | PathLike[str] | np.ndarray | Tensor", *, tile: int | None = None
+    ) -> Tree:
+        """The tree of a user's picture: a file, an array or a tensor; see
+        `pictures.picture.as_picture`.
+
+        Where the model's measurement can be made from any picture (a hole, a lost colour) it is
+        made here; else the picture is taken as the measurement itself. A picture larger than `tile`
+        along a side is predicted in tiles of that size (`pictures.tiles`); by default only a huge
+        one is, with `tile=0` none.
+        """
+        from posterior_trees.pictures.picture import as_picture
+        from posterior_trees.pictures.tiles import OVERLAP, TILE, needs_tiles, predict_tiled
+
+        y = self.measurement.observe(as_picture(picture, self).to(self.device))
+        if needs_tiles(self, y.shape[-2:], tile):
+            if len(y) != 1:
+                raise ValueError(
+                    f"{len(y)} pictures of {y.shape[-2]}×{y.shape[-1]} in one tensor: large ones "
+                    "are cut into tiles, which are matched for each. Give one at a time, or tile=0"
+                )
+            side = tile or TILE
+            return predict_tiled(self, y, side, min(OVERLAP, side // 2))
+        with evaluating(self):
+            return self(y)
+
+
+@contextmanager
+def evaluating(module: nn.Module) -> Generator[None, None, None]:
+    """A network as it predicts, without dropout; afterwards it trains again if it did."""
+    was_training = module.training
+    module.eval()
+    try:
+        yield
+    finally:
+        module.train(was_training)
+
+
+def check_brightness(y: Shaped[Tensor, "*shape"]) -> None:
+    """Refuse integers: 255 would be 255 times white."""
+    if not y.is_floating_point():
+        raise ValueError(
+            f"y is {y.dtype}; it must be floating-point numbers in [0, 1]: y / 255, or give "
+            "pictures to predictor.predict, which scales them"
+        )
+
+
+def wrap(
+    backbone: nn.Module,
+    *,
+    features: int,
+    channels: int,
+    branching: int | Sequence[int] = 3,
+    depth: int = 2,
+    measurement: Measurement | None = None,
+    leaves: bool = False,
+    multiple: int = 1,
+) -> TreePredictor:
+    """Make a tree predictor of any image-to-image backbone.
+
+    `backbone` maps `(b, c_in, h, w)` to `(b, features, h, w)`; with `leaves=True` its maps are the
+    `K^d · channels` leaves themselves. Without a `measurement` the network predicts images freely;
+    give one and every node agrees with it. `branching` may have a number for each level, and
+    `depth` is then how many they are. `multiple` is the number the backbone's image sides must be
+    divisible by.
+    """
+    levels = layout(branching, depth=depth)
+    network = Backbone(
+        backbone,
+        features=features,
+        channels=channels,
+        num_leaves=level_sizes(levels)[-1],
+        emits_leaves=leaves,
+    )
+    return TreePredictor(
+        network,
+        measurement or Free(channels),
+        branching=levels,
+        channels=channels,
+        multiple=multiple,
+    )

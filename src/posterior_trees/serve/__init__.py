@@ -1,0 +1,1 @@
+"""The explorer's server: a user's pictures in, pages and trees out."""

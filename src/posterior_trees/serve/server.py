@@ -1,0 +1,239 @@
+"""The explorer as a local web page that takes your own pictures.
+
+    GET  /                 the page, with the examples it was started with
+    GET  /static/FILE      its style and scripts, by a fixed list of names
+    GET  /blank.html       the one-file page without trees; the page fills it in to save itself
+    POST /api/predict      a picture as the raw body → one example in the form of `content`
+         ?name=…&degrade=1&invert=0&hole=N      N > 0: the last N bytes are another hole
+         &levels=LO,HI&gamma=1                  stored values that become black and white
+         &digit=0                               1: find the handwritten digit in it
+         &scale=1                               0.5: take it at half its size
+
+Safe by default: `guard` decides who is answered, and no path of a client's is ever opened. Bytes
+are counted while they come in, pixels before they are decoded, and one thread with a short queue
+does the work. Every refusal, also of an unknown path, is `{"error": "…"}`.
+"""
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+from posterior_trees.explore.content import Measure, describe_trees
+from posterior_trees.explore.export import (
+    SERVED,
+    frame_content,
+    inline_page,
+    served_page,
+    static,
+)
+from posterior_trees.imaging.adjust import Adjustment
+from posterior_trees.imaging.size import mask_size
+from posterior_trees.pictures.digits.find import takes_digits
+from posterior_trees.serve.guard import Guard, RefusedError, allowed_hosts, refusal
+from posterior_trees.serve.hole import describe_paper
+from posterior_trees.serve.upload import Limits, Predictor, answer, degradation_of
+from posterior_trees.serve.worker import FullError, Worker
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+TYPES = {".js": "text/javascript", ".css": "text/css"}
+MAX_NAME = 80
+SECONDS_TO_SEND = 60.0
+"""How long an upload may take; a place in the queue is held meanwhile."""
+
+
+def make_app(
+    predictor: Predictor,
+    *,
+    examples: Sequence[Mapping[str, Any]] = (),
+    host: str = "127.0.0.1",
+    title: str = "Posterior trees",
+    model_card: Mapping[str, object] | None = None,
+    measures: Mapping[str, Measure] | None = None,
+    adjustment: Adjustment | None = None,
+    digit: bool = False,
+    scale: float | int = 1.0,
+    limits: Limits | None = None,
+    room: int = 16,
+) -> "FastAPI":
+    """The web application of one model; `examples` (of `describe_trees`) are there from the start,
+    `host` is the name it will be reached by, `adjustment`, `digit` and `scale` what the page
+    proposes for files."""
+    fastapi = import_fastapi()
+    limits = limits or Limits()
+    size = mask_size(predictor.measurement) or (examples[0]["size"] if examples else (1, 1))
+    frame = frame_content(predictor.branching, size, title, model_card)
+    server = describe_server(predictor, limits, adjustment or Adjustment(), digit, scale)
+    first = frame | {"examples": list(examples), "server": server}
+    explorer = Explorer(predictor, frame, first, measures, limits, Worker(room))
+
+    @asynccontextmanager
+    async def lifespan(_):
+        yield
+        explorer.worker.close()
+
+    app = fastapi.FastAPI(title=title, lifespan=lifespan, docs_url=None, redoc_url=None,
+                          openapi_url=None)  # fmt: skip
+    app.add_middleware(Guard, hosts=allowed_hosts(host))
+    app.add_exception_handler(404, explorer.unknown)
+    app.add_exception_handler(405, explorer.unknown)
+    app.add_exception_handler(500, explorer.failed)
+    app.add_route("/", explorer.index, methods=["GET"])
+    app.add_route("/blank.html", explorer.blank, methods=["GET"])
+    app.add_route("/static/{file}", explorer.asset, methods=["GET"])
+    app.add_route("/api/predict", explorer.predict, methods=["POST"])
+    return app
+
+
+class Explorer:
+    """The answers to the requests; each method takes a request and gives a response."""
+
+    def __init__(
+        self,
+        predictor: Predictor,
+        frame: dict,
+        first: dict,
+        measures: Mapping[str, Measure] | None,
+        limits: Limits,
+        worker: Worker,
+    ) -> None:
+        from fastapi.responses import HTMLResponse, Response
+
+        self.predictor, self.measures = predictor, measures
+        self.limits, self.worker = limits, worker
+        self.page, self.empty = HTMLResponse(served_page(first)), HTMLResponse(inline_page(frame))
+        self.files = {
+            file: Response(static(file), media_type=TYPES[file[file.rindex(".") :]])
+            for file in SERVED
+        }
+
+    async def index(self, _: Any) -> Any:
+        return self.page
+
+    async def blank(self, _: Any) -> Any:
+        return self.empty
+
+    async def asset(self, request: Any) -> Any:
+        return self.files.get(request.path_params["file"]) or refusal(404, "there is no such file")
+
+    async def unknown(self, request: Any, error: Any) -> Any:
+        path, method = request.url.path[:MAX_NAME], request.method
+        words = {
+            404: f"there is nothing at {path}",
+            405: f"{path} does not take {method} requests",
+        }
+        return refusal(error.status_code, words[error.status_code], error.headers)
+
+    async def failed(self, _: Any, error: Exception) -> Any:
+        reason = f"the explorer itself failed ({type(error).__name__}): its terminal says where"
+        return refusal(500, reason)
+
+    async def predict(self, request: Any) -> Any:
+        from fastapi.responses import Response
+
+        try:
+            async with self.worker.place():
+                content = await read_body(request, self.limits)
+                made = await self.worker.run(self.describe, content, dict(request.query_params))
+                return Response(made, media_type="application/json")
+        except RefusedError as error:
+            return refusal(error.status, error.reason)
+        except FullError as error:
+            return refusal(503, str(error), {"Retry-After": "2"})
+        except (ValueError, RuntimeError, MemoryError, OSError) as error:
+            return refusal(422, str(error) or type(error).__name__)
+
+    def describe(self, content: bytes, query: Mapping[str, str]) -> str:
+        """The tree of a picture as JSON; runs in the worker's thread."""
+        name = query.get("name", "").strip()[:MAX_NAME] or "your picture"
+        content, hole = split_body(content, query.get("hole", "0"))
+        made = answer(
+            self.predictor, content, name, degrade=query.get("degrade") == "1",
+            adjustment=read_adjustment(query), digit=query.get("digit") == "1",
+            scale=read_scale(query), hole=hole, limits=self.limits,
+        )  # fmt: skip
+        (example,) = describe_trees(
+            made.tree, inputs=made.y, truths=made.x, names=[name], measures=self.measures
+        )
+        return json.dumps(example | {"note": made.note, "resized": made.resized})
+
+
+async def read_body(request: Any, limits: Limits) -> bytes:
+    """The body, unless it is larger than the limit or too slow; it is never read past the limit."""
+    most = int(limits.megabytes * 1e6)
+    too_large = RefusedError(413, f"the file is larger than {limits.megabytes:g} MB, the limit")
+    announced = request.headers.get("content-length", "0")
+    if announced.isdigit() and int(announced) > most:
+        raise too_large
+    content = bytearray()
+
+    async def read() -> None:
+        async for part in request.stream():
+            content.extend(part)
+            if len(content) > most:
+                raise too_large
+
+    try:
+        await asyncio.wait_for(read(), SECONDS_TO_SEND)
+    except TimeoutError:
+        reason = f"the file did not arrive within {SECONDS_TO_SEND:.0f} seconds: send it again"
+        raise RefusedError(408, reason) from None
+    return bytes(content)
+
+
+def split_body(content: bytes, count: str) -> tuple[bytes, bytes | None]:
+    """A picture, and after it the `count` bytes of its hole if there are any."""
+    if not (count.isascii() and count.isdigit() and len(count) < 12 and int(count) <= len(content)):
+        raise RefusedError(422, f"hole={count[:20]}: give the number of its bytes in the body")
+    picture = len(content) - int(count)
+    return content[:picture], content[picture:] or None
+
+
+def read_adjustment(query: Mapping[str, str]) -> Adjustment:
+    """Levels, gamma and inversion as a client wrote them."""
+    try:
+        levels = [float(part) for part in query.get("levels", "").split(",") if part.strip()]
+        gamma = float(query.get("gamma") or 1)
+    except ValueError:
+        raise RefusedError(422, "levels are two numbers LO,HI, and gamma is one") from None
+    return Adjustment.of(levels or None, gamma, query.get("invert") == "1")
+
+
+def read_scale(query: Mapping[str, str]) -> float:
+    try:
+        return float(query.get("scale") or 1)
+    except ValueError:
+        raise RefusedError(422, "the scale is one number, 0.5 for half the size") from None
+
+
+def describe_server(
+    predictor: Predictor, limits: Limits, adjustment: Adjustment, digit: bool, scale: float | int
+) -> dict:
+    """What the page needs to know to ask for trees of new pictures; `digit` is null where the model
+    is of something else, and `scale` where it takes one size."""
+    is_of_digits = takes_digits(predictor.measurement, predictor.channels)
+    return {
+        "megabytes": limits.megabytes,
+        "degradation": degradation_of(predictor),
+        "paper": describe_paper(predictor),
+        "levels": adjustment.levels,
+        "gamma": adjustment.gamma,
+        "invert": adjustment.is_inverted,
+        "digit": digit if is_of_digits else None,
+        "scale": None if mask_size(predictor.measurement) else scale,
+    }
+
+
+def import_fastapi() -> Any:
+    try:
+        import fastapi
+        import fastapi.responses
+    except ImportError as error:
+        raise RuntimeError(
+            f"the explorer's server needs {error.name}, which is not installed: "
+            'pip install ".[explore]" in a checkout'
+        ) from None
+    return fastapi

@@ -1,0 +1,1 @@
+"""Which leaf learns from which image, beyond the nearest: starts, surprise, conscience, focus."""

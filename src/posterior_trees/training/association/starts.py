@@ -1,0 +1,66 @@
+r"""Where leaves begin: at clusters of what the root leaves open.
+
+While $\varepsilon = 1$ all leaves learn the same mean, and where each of them goes once it falls is
+an accident of first weights and first batches. A rare answer, the sunglasses that one face in a
+hundred wears, then has no leaf near it and never gets one. K-means has a cure, to begin with good
+centres, and so has a network: when $\varepsilon$ starts to fall, what the root misses,
+$r = x - x_{\text{root}}(y)$, is clustered over training images into a tree of centres $c_n$
+(`baselines/cluster.py`). For the next `loss.seeds` epochs the truth goes down this tree, at each
+level to the child with the smallest
+
+$$ \overline{(r - c_{nk})^2}, $$
+
+whatever the network's children show, and they learn what it brings. Then the nearest child takes
+over, as Lloyd's steps follow the choice of centres. $r$ is averaged over squares of pixels: a
+centre is a mean, and knows no detail. With `loss.focus` it is that of a part (`focus.py`).
+
+Deviation: the paper leaves it to the annealing. Off unless `loss.seeds` is above 0.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn import functional as F
+
+from posterior_trees.clustering import hierarchical_kmeans
+from posterior_trees.tree import level_sizes
+
+SIDE = 32
+"""Pixels along a side that a centre has at most."""
+IMAGES = 4096
+"""Images that are clustered at most."""
+
+
+def coarse(residuals: Float[Tensor, "b *shape"]) -> Float[Tensor, "b d"]:
+    """Residuals as rows of numbers, images averaged over squares."""
+    residuals = residuals.detach().float()
+    if residuals.ndim == 4:
+        factor = -(-max(residuals.shape[-2:]) // SIDE)
+        residuals = F.avg_pool2d(residuals, factor, ceil_mode=True)
+    return residuals.flatten(1)
+
+
+def start_centres(image: Float[Tensor, "*shape"], branching: Sequence[int]) -> list[Tensor]:
+    """Room for the centres of every level, root first."""
+    size = coarse(image.unsqueeze(0)).shape[1]
+    return [torch.zeros(nodes, size, device=image.device) for nodes in level_sizes(branching)]
+
+
+def find_centres(
+    rows: Float[Tensor, "n d"], branching: Sequence[int], generator: torch.Generator
+) -> list[Float[Tensor, "_ d"]]:
+    """A tree of centres, by hierarchical K-means; an absent one is infinitely far."""
+    tree = hierarchical_kmeans(rows.unsqueeze(0), branching, generator=generator)
+    return [
+        images[0].masked_fill(log_probs[0].isneginf().unsqueeze(1), torch.inf)
+        for images, log_probs in zip(tree.images, tree.log_probs, strict=True)
+    ]
+
+
+def distances(
+    rows: Float[Tensor, "b d"], centres: Sequence[Float[Tensor, "_ d"]]
+) -> list[Float[Tensor, "b _"]]:
+    """Mean squares of rows minus the centres of every level."""
+    return [(rows.unsqueeze(1) - level).square().mean(dim=2) for level in centres]
