@@ -38,8 +38,8 @@ from posterior_trees.baselines.repaint import respace
 from posterior_trees.measure import Colorize, Denoise, Downsample, Inpaint, Paired
 
 TABLE = json.loads(
-    (Path(__file__).parents[1] / "results" / "baselines" / "mixture_bias.json").read_text()
-)
+    (Path(__file__).parents[1] / "results" / "baselines" / "numbers.json").read_text()
+)["mixture_bias"]
 ROWS = {row["name"]: row for row in TABLE}
 ERRORS = {"w1": 0.021, "tv": 0.008, "sd_ratio": 0.012, "seen_w1": 0.01, "seen_sd_ratio": 0.012}
 """One Monte-Carlo error of 4000 samples."""

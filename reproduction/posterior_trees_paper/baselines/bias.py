@@ -12,7 +12,7 @@ Rows with `noise` in their name observe coordinate 1 with that much noise: the t
 mixture in both coordinates, and `seen_w1`, `seen_sd_ratio` are those of coordinate 1.
 
 DDNM, DDRM, RePaint, DPS and DiffPIR are *not* exact posterior samplers: a test that asks correct
-code for the analytic posterior would fail. `results/baselines/mixture_bias.json` holds what they
+code for the analytic posterior would fail. `results/baselines/numbers.json` holds what they
 do, and the tests pin it.
 """
 

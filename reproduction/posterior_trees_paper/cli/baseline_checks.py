@@ -8,8 +8,8 @@ from typing import Any
 from posterior_trees.cli.model import add_device
 from posterior_trees.cli.options import add_data, count
 
-READER = Path("results/studies/classifier.safetensors")
-"""The digit reader of a checkout, for commands that begin in its folder."""
+READER = Path(__file__).parents[1] / "studies" / "classifier.safetensors"
+"""A network that reads digits, trained by `bash reproduction/scripts/studies.sh classifier`."""
 
 
 def add_checks(actions: Any) -> None:
@@ -38,7 +38,7 @@ def add_checks(actions: Any) -> None:
 
 def add_reader(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--classifier", type=Path, metavar="FILE", default=READER,
-                        help=f"digit reader [{READER}]")  # fmt: skip
+                        help="digit reader [the one of this checkout]")  # fmt: skip
 
 
 def run_bias(arguments: argparse.Namespace) -> None:
@@ -79,9 +79,8 @@ def run_digits(arguments: argparse.Namespace) -> None:
         )
     if not arguments.classifier.is_file():
         raise ValueError(
-            f"there is no digit reader {arguments.classifier}. A checkout has one in {READER}: "
-            "name it with --classifier FILE, or make one with python -m "
-            "posterior_trees_paper.studies.classifier --data DIR --out FILE"
+            f"there is no digit reader {arguments.classifier}: leave --classifier out, or make one "
+            "with python -m posterior_trees_paper.studies.classifier --data DIR --out FILE"
         )
     reader = load_reader(arguments.classifier, baseline.device)
     _, labels = load_labelled(arguments.data, "train")

@@ -17,7 +17,7 @@ def add(commands: Any) -> None:
     )
     parser.add_argument("study", metavar="STUDY",
                         help=f"a file of recipes/studies/, or {CLUSTERING}")  # fmt: skip
-    parser.add_argument("--out", type=Path, help="folder for table and figure [results/studies/…]")
+    parser.add_argument("--out", type=Path, help="folder for table and figure [RUNS/report/STUDY]")
     parser.add_argument("--runs", type=Path, default=Path("runs"), help="folder of the runs [runs]")
     add_data(parser)
     add_reader(parser)
@@ -31,7 +31,7 @@ def add(commands: Any) -> None:
 
 def run_reproduce(arguments: argparse.Namespace) -> None:
     name = Path(arguments.study).stem
-    out = arguments.out or Path("results") / "studies" / name
+    out = arguments.out or arguments.runs / "report" / name
     if arguments.study == CLUSTERING:
         from posterior_trees_paper.toy.clustering import run, table
 

@@ -34,7 +34,7 @@ BIASED = ("ddnm", "ddrm", "repaint", "dps", "diffpir")
 DIFFUSION = ("conditional", "denoising", *BIASED)
 BIAS = (
     "DDNM, DDRM, RePaint, DPS and DiffPIR are not exact posterior samplers, even with a perfect "
-    "denoiser; their bias where the truth is known is in results/baselines/mixture_bias.json."
+    "denoiser; their bias where the truth is known is in results/baselines."
 )
 
 

@@ -75,7 +75,7 @@ def check_reader(plan: Plan, reader: DigitReader | None) -> None:
     if plan.name in READS_DIGITS and reader is None:
         raise ValueError(
             f"{plan.name} needs the digit classifier: give --classifier FILE; "
-            "`bash results/studies/run.sh classifier` makes one"
+            "`bash reproduction/scripts/studies.sh classifier` makes one"
         )
 
 

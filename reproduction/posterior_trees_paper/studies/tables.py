@@ -38,35 +38,26 @@ DEAD = Column("dead", _of("dead"), "{:.3g}")
 WEAK = Column("weak", _of("weak"), "{:.3g}")
 RAREST = Column("rarest leaf", _of("rarest"), "{:.1%}")
 SPREAD = Column("distance between leaves", _of("diversity"), "{:.3f}")
-CLOSEST = Column("… of the closest two", _of("nearest"), "{:.3f}")
 EXPLAINED = Column("variance explained", _of("explained"), "{:.1%}")
 BEST = Column("PSNR of the best leaf", _of("best_psnr"))
 TIME = Column("training, s (runs side by side)", _of("training_seconds"), "{:.0f}")
 
 COLUMNS: dict[str, tuple[Column, ...]] = {
-    "epsilon": (ROOT, FIRST, LAST, NLL, GAP, GOOD, DEAD, WEAK, RAREST, SPREAD),
+    "epsilon": (ROOT, LAST, NLL, DEAD, RAREST, SPREAD),
     "balancer": (
-        ROOT, FIRST, LAST, NLL, GAP, GOOD, DEAD, WEAK, RAREST,
-        Column("leaves in use, last epoch", _of("leaves_in_use"), "{:.1f}"), TIME,
+        ROOT, FIRST, LAST, NLL, RAREST,
+        Column("leaves in use, last epoch", _of("leaves_in_use"), "{:.1f}"),
     ),
     "layouts": (
-        Column("leaves", _of("leaves"), "{:.0f}"), ROOT, LAST, BEST, NLL, GAP, GOOD,
+        LAST, NLL,
         Column("runner-up: probability", _of("runner_up_mass"), "{:.1%}"),
-        Column("… is the truth", _of("runner_up_truth"), "{:.1%}"),
-        Column("… correlation with the others", _of("runner_up_correlation"), "{:.3f}"),
         Column("… its leaves", _of("runner_up_leaves"), "{:.2f}"),
         Column("… of all leaves", _of("runner_up_leaf_share"), "{:.1%}"),
     ),
-    "decoders": (
-        ROOT, FIRST, LAST, NLL, GAP, GOOD, SPREAD, CLOSEST, EXPLAINED,
-        Column("parameters, M", lambda row: row["parameters"] / 1e6, "{:.2f}"), TIME,
-        Column("ms per image", _of("ms_per_image"), "{:.3f}"),
-    ),
+    "decoders": (ROOT, FIRST, LAST, NLL, SPREAD, EXPLAINED),
     "tree_or_flat": (
-        ROOT, LAST, BEST, NLL, Column("NLL of the best leaf", _of("best_nll"), "{:.3f}"), GOOD,
+        LAST, BEST, NLL,
         Column("looks, walking", _of("walk")), Column("… scanning", _of("scan")),
-        Column("expected by the model, walking", _of("expected_walk")),
-        Column("… scanning", _of("expected_scan")),
     ),
 }  # fmt: skip
 """The columns of each study's table, by its name."""

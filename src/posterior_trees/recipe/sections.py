@@ -90,7 +90,7 @@ class LossSpec:
 class OptimizerSpec:
     name: str = "adam"  # or "sgd"
     lr: float = 1e-3
-    head_lr: float = 1e-3  # the paper's is 2e-4; see results/digits/options
+    head_lr: float = 1e-3  # the paper's is 2e-4; see results/digits
     weight_decay: float = 0.0  # decoupled, on convolution and linear weights
     momentum: float = 0.9  # sgd
     schedule: str = "plateau"  # or "cosine"

@@ -26,7 +26,7 @@ CELLS = {
     "inputs": "actin_golgi",
     "targets": "dna",
     "channels": 1,
-    "shift": (0.1, -0.7),  # the cameras' offset, results/tasks
+    "shift": (0.1, -0.7),  # the cameras' offset, results/cells_actin_to_dna
     "split": "well",
     "patch": 128,
     "augment": ("symmetries",),

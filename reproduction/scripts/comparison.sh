@@ -1,0 +1,163 @@
+#!/usr/bin/env bash
+# The comparison, in stages that can be stopped and repeated: each works for MINUTES (9) and the same
+# command continues it. Weights for inference come out in bfloat16, RUNS/<name>/best.safetensors.
+#
+#   DATA=~/data bash reproduction/scripts/comparison.sh STAGE
+#
+# digits-train     cGAN, rcGAN and the plain MSE network, side by side; then conditional diffusion and the
+#                  prior, one after the other
+# digits-check     are unconditional digits digits?      → OUT/digits_prior.json
+# digits-compare   100 test digits, 100 samples each     → OUT/digits
+# digits-1000      20 test digits, 1000 samples each     → OUT/digits_1000
+# faces-train      64×64, all side by side: trees and cGANs of three tasks, the conditional diffusion model of
+#                  all three and the prior. Trees have the network of the diffusion models (NETWORK below),
+#                  and so have the plain MSE networks that roots are held against
+# faces-eyes, faces-mouth, faces-colorize                → OUT/faces64_<task>
+# faces-compare    the three of them in a row, RePaint last: it takes longest
+#
+# Variables: DATA (data folder), RUNS (runs), OUT (RUNS/comparison), MODEL (digits: the tree),
+# MINUTES (9), IMAGES (100) and SAMPLES (100) of a comparison, GROUP (10) images sampled together,
+# ONLY (names of methods, e.g. "ddnm ddrm": the others keep what they have, and a last call without
+# it makes the whole table), COMPILE (1: fuse all networks, ours too, which takes a minute each), SET
+# (changes of all baselines' recipes, e.g. "baseline.base=48 seed=1"), PTREES (ptrees).
+# TRY=1 rehearses a stage on tiny networks, which learn for seconds: two images, ten samples, two steps;
+# any computer, minutes.
+set -euo pipefail
+STAGE=${1:?which stage? see the head of this file}
+DATA=${DATA:?set DATA to the data folder}
+RUNS=${RUNS:-runs} MODEL=${MODEL:-digits} ONLY=${ONLY:-}
+OUT=${OUT:-$RUNS/comparison} PTREES=${PTREES:-ptrees}
+IMAGES=${IMAGES:-100} SAMPLES=${SAMPLES:-100} GROUP=${GROUP:-10}
+END=$((SECONDS + 60 * ${MINUTES:-9}))
+read -ra CHANGES <<<"${SET:-}"
+BASELINES=()
+for change in ${CHANGES[@]+"${CHANGES[@]}"}; do BASELINES+=(--set "$change"); done
+NETWORK="--set network.kind=residual --set network.width=40 --set network.decoder=shared \
+  --set network.dropout=0.1 --set optimizer.lr=1e-3"
+ALL=() TREES=() CHECK=() STEPS="" REPAINT=""
+if [ "${TRY:-0}" != 0 ]; then
+  ALL=(--set training.epochs=1 --set training.compile=false)
+  TREES=(--set training.batch_size=1000 --set network.width=9 --set training.picture_every=0)
+  BASELINES+=(--set training.batch_size=6 --set baseline.base=8 --set baseline.width=9 --set baseline.critic=4 --set baseline.log_every=1)
+  CHECK=(--samples 20 --steps 2)
+  IMAGES=2 SAMPLES=10 GROUP=2 STEPS="steps=2" REPAINT="steps=4,jump=2,resamplings=2"
+fi
+
+left() { # minutes left, at least none
+  local seconds=$((END - SECONDS))
+  seconds=$((seconds > 0 ? seconds : 0))
+  echo "$((seconds / 60)).$(printf %02d $((seconds % 60 * 100 / 60)))"
+}
+
+baselines() { # train these recipes one after the other, while there is time
+  local name minutes
+  for name in "$@"; do
+    minutes=$(left)
+    [ "${TRY:-0}" = 0 ] || minutes=0.2
+    if [ $SECONDS -lt $((END - 20)) ]; then
+      $PTREES baseline train "recipes/baselines/$name.toml" --data "$DATA" --out "$RUNS/$name" \
+        --minutes "$minutes" ${ALL[@]+"${ALL[@]}"} ${BASELINES[@]+"${BASELINES[@]}"}
+    fi
+  done
+}
+
+trees() { # train trees one after the other: where to, then recipes and options
+  local runs=$1
+  shift
+  $PTREES study "$@" --data "$DATA" --runs "$RUNS/$runs" --out "$RUNS/$runs/judged/$(basename "$1" .toml)" \
+    --minutes "$(left)" ${ALL[@]+"${ALL[@]}"} ${TREES[@]+"${TREES[@]}"}
+}
+
+together() { # run these command lines side by side; fail if one of them fails
+  local line pids=() status=0
+  for line in "$@"; do
+    eval "$line" &
+    pids+=($!)
+  done
+  for line in "${pids[@]}"; do wait "$line" || status=1; done
+  return $status
+}
+
+compare() { # model, folder, then NAME RUN SAMPLER OPTIONS of every method
+  local model=$1 folder=$2 mse=$3 methods=() options
+  shift 3
+  while [ $# -gt 0 ]; do
+    options=$4
+    [ -z "$STEPS" ] || options=$STEPS
+    [ -z "$REPAINT" ] || [ "$3" != repaint ] || options=$REPAINT
+    [ "$3" != gan ] || options=""
+    if [ -z "$ONLY" ] || [[ " $ONLY " == *" $1 "* ]]; then
+      methods+=(--method "$1=$RUNS/$2:${3/gan/}:$options")
+    fi
+    shift 4
+  done
+  $PTREES compare "$model" --data "$DATA" --images "$IMAGES" --samples "$SAMPLES" --group "$GROUP" \
+    --mse "$mse" --out "$OUT/$folder" --minutes "$(left)" ${COMPILE:+--compile} "${methods[@]}"
+}
+
+faces() { # task
+  local repaint=()
+  if [ "$1" != colorize ]; then # masks only; 280 evaluations in place of 2410
+    repaint=(repaint-100-10-3 faces64_prior repaint steps=100,jump=10,resamplings=3)
+  fi
+  compare "$RUNS/faces64/faces_$1" "faces64_$1" "$RUNS/faces64/faces_$1_plain" \
+    conditional faces64_conditional conditional "" \
+    ddnm faces64_prior ddnm "" \
+    ddrm faces64_prior ddrm "" \
+    cgan "faces64_cgan_$1" gan "" \
+    ${repaint[@]+"${repaint[@]}"}
+}
+
+each() { # compare on these tasks, while there is time
+  local task
+  for task in "$@"; do faces "$task" || [ $SECONDS -ge $END ]; done
+}
+
+case $STAGE in
+digits-train)
+  together "baselines digits_rcgan" "baselines digits_cgan" \
+    "trees digits_plain recipes/digits_inpaint.toml --set tree.depth=0 --set network.width=36"
+  baselines digits_conditional digits_prior
+  ;;
+digits-check)
+  $PTREES baseline digits "$RUNS/digits_prior" --data "$DATA" --out "$OUT/digits_prior.json" \
+    ${CHECK[@]+"${CHECK[@]}"}
+  ;;
+digits-compare)
+  compare "$MODEL" digits "$RUNS/digits_plain/digits_inpaint" \
+    conditional digits_conditional conditional "" \
+    ddnm digits_prior ddnm "" \
+    ddrm digits_prior ddrm "" \
+    cgan digits_cgan gan "" \
+    rcgan digits_rcgan gan "" \
+    diffpir digits_prior diffpir "" \
+    repaint digits_prior repaint ""
+  ;;
+digits-1000)
+  [ "${TRY:-0}" != 0 ] || IMAGES=20 SAMPLES=1000 GROUP=5
+  compare "$MODEL" digits_1000 "$RUNS/digits_plain/digits_inpaint" \
+    conditional digits_conditional conditional "" \
+    ddnm digits_prior ddnm ""
+  ;;
+faces-train)
+  lines=("baselines faces64_conditional" "baselines faces64_prior")
+  for task in eyes mouth colorize; do
+    apart="" # children by squared errors of the whole picture, as K-means has it
+    [ $task != mouth ] || apart="--set loss.is_by_shape=false --set 'loss.focus=[]'"
+    lines+=("baselines faces64_cgan_$task" "trees faces64 recipes/faces_$task.toml --plain $apart \
+      --set 'data.size=[64,64]' --set data.validation=0.1 $NETWORK")
+  done
+  together "${lines[@]}"
+  ;;
+faces-eyes | faces-mouth | faces-colorize)
+  faces "${STAGE#faces-}"
+  ;;
+faces-compare) # first what is quick, of all three; colours have no RePaint
+  [ -n "$ONLY" ] || ONLY="conditional ddnm ddrm cgan" each eyes mouth colorize
+  each eyes mouth ${ONLY:+colorize}
+  ;;
+*)
+  echo "unknown stage $STAGE; see the head of $0" >&2
+  exit 2
+  ;;
+esac
