@@ -811,8 +811,8 @@ def test_the_digits_command_says_where_a_reader_comes_from(
     world, tmp_path, monkeypatch, capsys
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    words = ["baseline", "digits", str(world / "prior"), "--device", "cpu", "--out", "a.json"]
     with pytest.raises(SystemExit):
-        words = ["baseline", "digits", str(world / "prior"), "--device", "cpu", "--out", "a.json"]
         cli.main([*words, "--classifier", "gone.safetensors"])
     text = capsys.readouterr().err
     assert "no digit reader gone.safetensors: leave --classifier out, or make one with" in text

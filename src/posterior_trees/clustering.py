@@ -46,7 +46,12 @@ def hierarchical_kmeans(
 
     `branching` is one number for all `depth` levels or one number per level. A node with no more
     distinct samples than children gives one child to each of them; the other children are absent.
-    The tree of image i depends on the generator's seed, on i and on its own samples only.
+    The tree of image i depends on the seed of `generator`, on i and on its own `samples` only.
+    Of `restarts` starts the best is kept.
+
+    >>> samples = torch.tensor([[[0.0], [0.1], [5.0], [5.1]]])  # one image, four samples
+    >>> hierarchical_kmeans(samples, branching=2, depth=1).leaves.flatten().sort().values
+    tensor([0.0500, 5.0500])
     """
     if depth is None and isinstance(branching, int):
         raise ValueError(f"branching is the one number {branching}; give its depth too")

@@ -30,6 +30,12 @@ def tree_loss(
     The bar is the mean over pixels. Ties go to the lowest index, absent nodes weigh nothing.
     Choice: the winner keeps weight 1 at every $\varepsilon$, so that $\varepsilon = 1$ is plain
     MSE; elsewhere in the multiple-choice literature it has weight $1 - \varepsilon$.
+
+    `tree` holds one tree for each truth of `x`; `epsilon` is the losers' weight, from `epsilon_at`.
+
+    >>> tree = grow(torch.tensor([[[0.0], [2.0]]]), torch.tensor([[0.5, 0.5]]).log(), branching=2)
+    >>> tree_loss(tree, torch.tensor([[2.0]]))  # the root is 1 off, the nearest leaf 0
+    tensor([1.])
     """
     errors = tree.errors(x)
     return _weigh(tree, errors, tree.winners(errors), epsilon)
@@ -41,7 +47,11 @@ def probability_loss(tree: Tree, x: Float[Tensor, "b *shape"]) -> Float[Tensor, 
 
     Deviation: the paper trains $\alpha$ only through the squared errors of the parents, which says
     little about it where leaves are alike. This is a proper score, and exactly the reported NLL.
-    The choice of the leaf carries no gradient.
+    The choice of the leaf carries no gradient. `tree` holds one tree for each truth of `x`.
+
+    >>> tree = grow(torch.tensor([[[0.0], [2.0]]]), torch.tensor([[0.75, 0.25]]).log(), branching=2)
+    >>> round(probability_loss(tree, torch.tensor([[2.0]])).item(), 3)  # -ln 0.25
+    1.386
     """
     return _path_nll(tree, tree.descend(x))
 
@@ -91,7 +101,10 @@ def objective(
 def epsilon_at(epoch: float | int, start: float | int = 5.0, scale: float | int = 2.0) -> float:
     r"""Weight of the losers after `epoch` epochs: $\varepsilon_t = \exp(-[t - t_0]_+ / s)$ (Eq. 8).
 
-    `epoch` counts completed epochs and may be fractional.
+    `epoch` counts completed epochs and may be fractional; `start` is $t_0$, `scale` is $s$.
+
+    >>> epsilon_at(3), round(epsilon_at(7), 3)
+    (1.0, 0.368)
     """
     if scale <= 0:
         raise ValueError(f"scale is {scale}; the annealing needs a positive number of epochs")

@@ -29,7 +29,11 @@ def psnr(
 ) -> Float[Tensor, "b levels"]:
     """PSNR in dB, range 1, of the nodes on the path of `x`; over the pixels of `mask` if given.
 
-    The path is always the path over all pixels.
+    The path is always the path over all pixels. `tree` holds one tree for each truth of `x`.
+
+    >>> tree = grow(torch.tensor([[[0.0], [0.2]]]), torch.tensor([[0.5, 0.5]]).log(), branching=2)
+    >>> psnr(tree, torch.tensor([[0.3]])).round()  # root 0.1, nearest leaf 0.2
+    tensor([[14., 20.]])
     """
     path = tree.descend(x)
     values = []
@@ -43,8 +47,13 @@ def psnr(
 
 
 def nll(tree: Tree, x: Float[Tensor, "b *shape"]) -> Float[Tensor, "b levels"]:
-    """−ln of the absolute probability of the nodes on the path of `x`; 0 at the root, which holds
-    every answer, and not what rounding makes of the sum of its leaves."""
+    """−ln of the absolute probability of the nodes of `tree` on the path of `x`; 0 at the root,
+    which holds every answer, and not what rounding makes of the sum of its leaves.
+
+    >>> tree = grow(torch.tensor([[[0.0], [2.0]]]), torch.tensor([[0.75, 0.25]]).log(), branching=2)
+    >>> nll(tree, torch.tensor([[2.0]]))
+    tensor([[0.0000, 1.3863]])
+    """
     path = tree.descend(x)
     levels = [
         -log_probs.gather(1, path[:, level : level + 1])
@@ -54,8 +63,13 @@ def nll(tree: Tree, x: Float[Tensor, "b *shape"]) -> Float[Tensor, "b levels"]:
 
 
 def entropy(tree: Tree) -> Float[Tensor, "b levels"]:
-    """Entropy in nats of each level's probabilities; what a calibrated tree expects of its NLL. It
-    is 0 at the root."""
+    """Entropy in nats of each level's probabilities; what a calibrated `tree` expects of its NLL.
+    It is 0 at the root.
+
+    >>> tree = grow(torch.tensor([[[0.0], [2.0]]]), torch.tensor([[0.5, 0.5]]).log(), branching=2)
+    >>> entropy(tree)
+    tensor([[0.0000, 0.6931]])
+    """
     levels = [
         -(log_probs.exp() * log_probs.masked_fill(log_probs.isneginf(), 0.0)).sum(dim=1)
         for log_probs in tree.log_probs

@@ -27,7 +27,12 @@ SCHEMA = 1
 
 
 class Node(NamedTuple):
-    """One node of each image's tree: its prototype and the probability of its cluster."""
+    """One node of each image's tree: its prototype `image` and the `log_prob` of its cluster.
+
+    >>> tree = grow(torch.tensor([[[0.0], [1.0]]]), torch.tensor([[0.25, 0.75]]).log(), branching=2)
+    >>> tree.node((1,)).image.item(), tree.node((1,)).prob.item()
+    (1.0, 0.75)
+    """
 
     image: Float[Tensor, "b *shape"]
     log_prob: Float[Tensor, "b"]
@@ -41,7 +46,14 @@ class Tree:
     """A batch of trees of one layout.
 
     `images[level]` is `(b, nodes, *shape)` and `log_probs[level]` is `(b, nodes)`, root first.
-    Probabilities are absolute: each level sums to 1. Build one with `grow`.
+    Probabilities are absolute: each level sums to 1. Build one with `grow`. `branching` holds the
+    children per node of each level.
+
+    >>> tree = grow(torch.rand(5, 9, 1, 8, 8), torch.zeros(5, 9).log_softmax(dim=1), branching=3)
+    >>> tree
+    Tree(5 images of (1, 8, 8), 3×3, cpu)
+    >>> tree.root.shape, tree[0].leaves.shape, tree.descend(torch.rand(5, 1, 8, 8)).shape
+    (torch.Size([5, 1, 8, 8]), torch.Size([1, 9, 1, 8, 8]), torch.Size([5, 3]))
     """
 
     def __init__(
@@ -262,6 +274,13 @@ def grow(
     is never chosen may underflow, and in float32 even under autocast. A leaf of log-probability
     $-\infty$ is absent; a node whose leaves are all absent is absent too, and neither disturbs its
     ancestors' values or gradients.
+
+    `leaves` are the images of the last level, `log_probs` their log-probabilities, `branching` the
+    children per node, one number or one per level.
+
+    >>> tree = grow(torch.tensor([[[0.0], [4.0]]]), torch.tensor([[0.25, 0.75]]).log(), branching=2)
+    >>> round(tree.root.item(), 3)
+    3.0
     """
     levels = layout(branching, leaves=leaves.shape[1])
     wide = torch.promote_types(torch.promote_types(leaves.dtype, log_probs.dtype), torch.float32)

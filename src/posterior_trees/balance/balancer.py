@@ -68,6 +68,15 @@ class LeafBalancer:
     `greedy=False` draws batches from $q$: different samples, each with the probability $B q_j$.
 
     While `active` is False, epochs are plain shuffles with weights 1, and `update` still counts.
+
+    `num_leaves` is $n$, `num_samples` $N$; `ridge` and `floor` ($\rho$) are those of the problem
+    above, which `exact=True` solves exactly and not in closed form; `refresh_every` steps share one
+    $q$; the counts live on `device`.
+
+    >>> balancer = LeafBalancer(num_leaves=2, num_samples=4)
+    >>> balancer.update(torch.tensor([0, 1, 2, 3]), torch.tensor([0, 0, 0, 1]))  # leaf 1 is rare
+    >>> balancer.probabilities().argmax().item()
+    3
     """
 
     def __init__(

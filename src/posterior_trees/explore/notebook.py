@@ -33,7 +33,13 @@ class Widget:
 
 
 def show(tree: Tree, *, height: int = HEIGHT, **options) -> Widget:
-    """The explorer of these trees for a notebook; the options are those of `page`."""
+    """The explorer of a `tree` for a notebook, `height` pixels high; the options are those of
+    `explore.page`.
+
+    >>> tree = grow(torch.rand(1, 9, 1, 8, 8), torch.zeros(1, 9).log_softmax(dim=1), branching=3)
+    >>> "iframe" in show(tree, title="Nine answers")._repr_html_()
+    True
+    """
     return Widget(page(tree, **options), height)
 
 

@@ -25,8 +25,17 @@ class TreePredictor(nn.Module):
     """A network and a measurement that together turn `y` into a `Tree`.
 
     Every leaf is `naive(y) + P(network(y))`, so every node, being an average of leaves, agrees with
-    the measurement to float precision. Images of any size are padded to what the network takes and
-    cropped back.
+    the measurement to float precision. Images of any size are padded (`padding`) to a `multiple`
+    that the network takes and cropped back.
+
+    `network` makes `Leaves` of what `measurement` shows it; `branching` and `depth` are the layout,
+    `channels` those of an answer; `name` and `about` say where the model comes from. Build one with
+    `wrap`, or take one with `load`.
+
+    >>> predictor = load("digits", "cpu")
+    >>> y = predictor.measure(torch.rand(2, 1, 28, 28))
+    >>> predictor(y)
+    Tree(2 images of (1, 28, 28), 3×3, cpu)
     """
 
     def __init__(
@@ -173,8 +182,13 @@ def wrap(
     `backbone` maps `(b, c_in, h, w)` to `(b, features, h, w)`; with `leaves=True` its maps are the
     `K^d · channels` leaves themselves. Without a `measurement` the network predicts images freely;
     give one and every node agrees with it. `branching` may have a number for each level, and
-    `depth` is then how many they are. `multiple` is the number the backbone's image sides must be
-    divisible by.
+    `depth` is then how many they are; `channels` are those of an answer. `features` are those of
+    the backbone, and `multiple` is the number its image sides must be divisible by.
+
+    >>> backbone = torch.nn.Conv2d(1, 16, kernel_size=3, padding=1)  # any network will do
+    >>> predictor = wrap(backbone, features=16, channels=1, branching=2, depth=3)
+    >>> predictor(torch.rand(4, 1, 28, 28))
+    Tree(4 images of (1, 28, 28), 2×2×2, cpu)
     """
     levels = layout(branching, depth=depth)
     network = Backbone(
