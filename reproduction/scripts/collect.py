@@ -23,7 +23,8 @@ def read_archive(archive: Path = ARCHIVE) -> dict[str, bytes]:
     if not archive.is_file():
         return {}
     with tarfile.open(archive) as tar:
-        return {entry.name: tar.extractfile(entry).read() for entry in tar if entry.isfile()}
+        found = ((entry.name, tar.extractfile(entry)) for entry in tar)
+        return {name: file.read() for name, file in found if file}
 
 
 def write_archive(files: dict[str, bytes], archive: Path = ARCHIVE) -> None:

@@ -26,6 +26,7 @@ fields = load_split(spec, sys.argv[1], "test")
 errors, spreads = [], []
 for index in range(len(fields)):
     x, y = fields.batch(torch.tensor([index]))
+    assert y is not None  # pairs have one
     tree = predict_tiled(predictor, y, 128, 32)
     count = count_nuclei(tree)
     probs = torch.stack([part.probs for part in tree.parts]).double()

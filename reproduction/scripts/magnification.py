@@ -45,6 +45,7 @@ for split, step, zoom in [*cases, ("train", 4, 1.0)]:
     counts, medians, doubted, then, zooms = [], [], 0, [], []
     for index in range(0, len(fields), step):
         _, y = fields.batch(torch.tensor([index]))
+        assert y is not None  # pairs have one
         y = resize(y, zoom)
         tree = predictor.predict(y, tile=0)
         counts.append(count_nuclei(tree).mean)

@@ -21,6 +21,7 @@ fields = load_split(spec, sys.argv[1], "train")
 found: dict[float, list[float]] = {s: [] for s in (0.5, 0.6, 0.7, 0.8, 1.25, 1.4, 1.7, 2.0)}
 for index in range(0, len(fields), STEP):
     _, y = fields.batch(torch.tensor([index]))
+    assert y is not None  # pairs have one
     plain = median_region(predictor.predict(y, tile=0).root[0, 0])
     for scale, exponents in found.items():
         size = [round(side * scale) for side in y.shape[-2:]]
