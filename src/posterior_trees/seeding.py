@@ -8,7 +8,12 @@ Everything random in a step comes from `step_generator`, which knows nothing of 
 
 A random number for each of many samples is made where the samples are, by `shake`: drawn from a
 generator of the CPU they would all have to travel, and a GPU would wait for them.
+
+What must not depend on a generator at all, such as which images are for testing, goes by
+`unit_hash` of a name.
 """
+
+import hashlib
 
 import torch
 from jaxtyping import Int64
@@ -33,6 +38,13 @@ def step_generator(
     """The random numbers of one step, or of one image, for one purpose."""
     number = (seed * 1_000_003 + purpose) * 1_000_003 + step
     return torch.Generator(device).manual_seed(number % 2**63)
+
+
+def unit_hash(name: str, salt: str) -> float:
+    """A random-looking number in [0, 1) for a name, the same on every machine and for ever; each
+    purpose has a `salt` of its own, and numbers that have nothing to do with another's."""
+    digest = hashlib.sha256(f"{salt}\0{name}".encode()).digest()
+    return (int.from_bytes(digest[:8]) >> 11) / 2**53
 
 
 def make_marks(count: int) -> Int64[Tensor, "count"]:
