@@ -2,12 +2,13 @@
 
 import gzip
 import io
+import math
 import re
 import struct
 import tarfile
 import tomllib
+from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -30,30 +31,16 @@ from posterior_trees.data import (
 from posterior_trees.data.augment import transform
 from posterior_trees.data.patches import cover
 from posterior_trees.data.shift import move
-from posterior_trees.data.splits import split_names
+from posterior_trees.data.splits import SPLITS, split_names, well
 from posterior_trees.imaging.decode import decode, read_header
 from posterior_trees.recipe.sections import DataSpec
 
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def spec(**changes) -> SimpleNamespace:
-    fields = {
-        "name": "photos",
-        "kind": "images",
-        "channels": 3,
-        "size": (),
-        "inputs": "",
-        "targets": "",
-        "input_channels": 1,
-        "shift": (),
-        "split": "name",
-        "validation": 0.2,
-        "test": 0.2,
-        "patch": 0,
-        "augment": (),
-    }
-    return SimpleNamespace(**(fields | changes))
+def spec(**changes) -> DataSpec:
+    shares = {"split_order": "sorted", "validation": 0.2, "test": 0.2}
+    return DataSpec(**({"name": "photos", **shares} | changes))
 
 
 PAIRS = {"kind": "pairs", "inputs": "y", "targets": "x", "channels": 1}
@@ -363,7 +350,7 @@ def test_a_wrong_data_section_is_explained(photos: Path, changes: dict, message:
 
 def test_splits_are_disjoint_complete_and_in_order_of_names() -> None:
     names = [f"{i:04d}.webp" for i in range(5000)]
-    shares = {"by": "name", "validation": 0.05, "test": 0.1}
+    shares = {"by": "name", "order": "sorted", "validation": 0.05, "test": 0.1}
     train, validation, test = (
         split_names(names[::-1], split, **shares) for split in ("train", "validation", "test")
     )
@@ -376,7 +363,7 @@ def test_no_well_is_on_two_sides() -> None:
         f"{row}{column:02d}_s{s}.png" for row in "ABCDE" for column in range(22) for s in (1, 2)
     ]
     names = [name for name in names if name[:3] not in ("E20", "E21")]  # 108 wells
-    shares = {"by": "well", "validation": 0.05, "test": 0.1}
+    shares = {"by": "well", "order": "sorted", "validation": 0.05, "test": 0.1}
     parts = [split_names(names, split, **shares) for split in ("train", "validation", "test")]
     wells = [{name[:3] for name in part} for part in parts]
     assert [len(part) for part in wells] == [92, 5, 11]
@@ -384,11 +371,71 @@ def test_no_well_is_on_two_sides() -> None:
 
 
 def test_a_small_set_still_has_every_split_that_is_asked_for() -> None:
-    shares = {"by": "name", "validation": 0.01, "test": 0.01}
+    shares = {"by": "name", "order": "sorted", "validation": 0.01, "test": 0.01}
     parts = [split_names("abc", split, **shares) for split in ("train", "validation", "test")]
     assert parts == [["a"], ["b"], ["c"]]
     with pytest.raises(DataError, match="train split is empty: there are 2 images"):
         split_names("ab", "train", **shares)
+
+
+@pytest.mark.parametrize("by", ["name", "well"])
+def test_splits_by_hash_move_nothing_when_files_come_or_go(by: str) -> None:
+    """And keep wells whole, whatever order the names come in."""
+    names = [
+        f"p{i % 3}/{'ABCDEFGH'[i // 24]}{i % 24:02d}_{s}.png" for i in range(192) for s in "12"
+    ]
+    shares = {"by": by, "order": "hash", "validation": 0.1, "test": 0.2}
+
+    def sides(names: list[str]) -> dict[str, str]:
+        return {name: split for split in SPLITS for name in split_names(names, split, **shares)}
+
+    every = sides(names)
+    assert sorted(every) == sorted(names), "a name is on two sides, or on none"
+    assert sides(names[::-1]) == every
+    for left_out in (names[:1], names[5:9], names[::2], names[200:]):
+        some = sides([name for name in names if name not in left_out])
+        assert some == {name: every[name] for name in some}
+    if by == "well":
+        wells = {(well(name), side) for name, side in every.items()}
+        assert len(wells) == len({well(name) for name in names})
+
+
+def test_splits_by_hash_are_exchangeable_shares_of_the_set() -> None:
+    """Sizes are binomial (here within 4 standard deviations), and the order of names, which sorted
+    splits follow, says nothing: the mean place of a split is that of a random draw."""
+    n, fractions = 20_000, {"train": 0.7, "validation": 0.1, "test": 0.2}
+    names = [f"{i:05d}" for i in range(n)]
+    for split, fraction in fractions.items():
+        part = split_names(names, split, by="name", order="hash", validation=0.1, test=0.2)
+        assert abs(len(part) - n * fraction) < 4 * math.sqrt(n * fraction * (1 - fraction))
+        assert abs(np.mean([int(name) for name in part]) / n - 0.5) < 4 * math.sqrt(
+            1 / 12 / len(part)
+        )
+
+
+def test_a_small_set_by_hash_has_every_split_and_grows_towards_training() -> None:
+    """No file that comes makes an image that was trained on one that is judged."""
+    shares = {"by": "name", "order": "hash", "validation": 0.05, "test": 0.1}
+    rank, before = {"train": 0, "validation": 1, "test": 2}, {}
+    for n in range(3, 60):
+        names = [f"{i}.png" for i in range(n)]
+        after = {x: split for split in SPLITS for x in split_names(names, split, **shares)}
+        assert set(after.values()) == set(SPLITS), "a split is empty"
+        assert all(rank[after[name]] <= rank[side] for name, side in before.items())
+        before = after
+    with pytest.raises(DataError, match="train split is empty"):
+        split_names("ab", "train", **shares)
+
+
+def test_digits_can_be_drawn_by_hash(digits: Path) -> None:
+    idx = spec(name="mnist", kind="idx", channels=1, split="files", split_order="hash")
+    train, validation = (load_split(idx, digits, split) for split in ("train", "validation"))
+    both = sorted(train.names + validation.names)
+    assert both == [f"train/{i:05d}" for i in range(20)]
+    assert validation.names != both[-len(validation) :]
+    everything = load_split(replace(idx, validation=0.0), digits, "train")
+    places = [int(name[-5:]) for name in validation.names]
+    assert torch.equal(validation.x, everything.x[places])
 
 
 # --- pairs ----------------------------------------------------------------------------------------

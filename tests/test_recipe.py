@@ -6,6 +6,7 @@ import pytest
 
 from posterior_trees.measure import Colorize, Denoise, Downsample, Inpaint, Paired
 from posterior_trees.models.build import build_measurement, build_predictor
+from posterior_trees.models.checkpoint import load_recipe
 from posterior_trees.recipe import (
     Recipe,
     RecipeError,
@@ -15,6 +16,7 @@ from posterior_trees.recipe import (
     write_recipe,
 )
 from posterior_trees.recipe.sections import DataSpec
+from posterior_trees.recipe.tasks import TASKS
 
 DIGITS = 'task = "digits_inpaint"\n'
 OWN = """
@@ -271,6 +273,18 @@ def test_a_saved_recipe_does_not_follow_what_its_task_says_later():
     assert parse_resolved(before, "saved") == parse_recipe(text)
     assert parse_resolved(older, "saved").data.shift == ()  # the key came later
     assert parse_recipe(older).data.shift == (0.1, -0.7)
+
+
+def test_a_recipe_of_before_hashes_keeps_its_splits() -> None:
+    """New recipes are drawn by hash; the paper's tasks, and what was stored without a word, not."""
+    assert parse_recipe(OWN).data.split_order == "hash"
+    stored = write_recipe(parse_recipe(OWN))
+    assert parse_resolved(stored, "run").data.split_order == "hash"
+    old = stored.replace('split_order = "hash"\n', "")
+    assert parse_resolved(old, "old run").data.split_order == "sorted"
+    assert load_recipe("cells").data.split_order == "sorted"
+    orders = {task: parse_recipe(f'task = "{task}"').data.split_order for task in TASKS}
+    assert {task for task, order in orders.items() if order == "hash"} == {"cells_actin_to_dna"}
 
 
 def test_a_rate_is_one_number_or_one_for_each_level() -> None:

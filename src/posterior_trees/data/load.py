@@ -9,7 +9,6 @@
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -25,42 +24,11 @@ from posterior_trees.data.patches import cover, grid_patches
 from posterior_trees.data.pictures import Picture, list_pairs, list_pictures, read_headers, reader
 from posterior_trees.data.registry import what_to_put
 from posterior_trees.data.shift import with_shift
-from posterior_trees.data.splits import bounds, check_split, empty, fingerprint, split_names
+from posterior_trees.data.splits import check_split, empty, fingerprint, split_groups, split_names
 from posterior_trees.data.stream import StreamedImageSet
 from posterior_trees.errors import DataError
 from posterior_trees.imaging.decode import Header, fit
-
-
-@runtime_checkable
-class DataSpec(Protocol):
-    """The data section of a recipe (`recipe_sections.DataSpec` is one)."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def kind(self) -> str: ...
-    @property
-    def channels(self) -> int: ...
-    @property
-    def size(self) -> tuple[int, ...]: ...
-    @property
-    def inputs(self) -> str: ...
-    @property
-    def targets(self) -> str: ...
-    @property
-    def input_channels(self) -> int: ...
-    @property
-    def shift(self) -> tuple[float, ...]: ...
-    @property
-    def split(self) -> str: ...
-    @property
-    def validation(self) -> float: ...
-    @property
-    def test(self) -> float: ...
-    @property
-    def patch(self) -> int: ...
-    @property
-    def augment(self) -> tuple[str, ...]: ...
+from posterior_trees.recipe.sections import DataSpec
 
 
 def load_split(
@@ -104,7 +72,12 @@ def _list(
         else list_pictures(archive)
     )
     names = split_names(
-        list(pictures), split, by=spec.split, validation=spec.validation, test=spec.test
+        list(pictures),
+        split,
+        by=spec.split,
+        order=spec.split_order,
+        validation=spec.validation,
+        test=spec.test,
     )
     return archive, pictures, names
 
@@ -120,16 +93,17 @@ def describe_other_images(
     spec: DataSpec, folder: str | os.PathLike[str] | None, trained: str | None
 ) -> str:
     """What to beware of where the folder's training images are not those whose `fingerprint` a
-    model keeps: the split goes by sorted names, so that others may have changed sides. Empty if
-    they are, or nobody knows."""
+    model keeps: in sorted names others may have changed sides, drawn by hash only renamed ones.
+    Empty if they are, or nobody knows."""
     if trained is None or spec.kind == "idx":
         return ""
     if fingerprint(list_names(spec, folder, "train")) == trained:
         return ""
+    moves = ", which moves others between the splits" if spec.split_order == "sorted" else ""
     return (
         f"the images of {spec.name!r} are not those of the training: files were added, removed or "
-        "renamed since, which moves others between the splits. Some of these may have been "
-        "trained on, and look better than they should"
+        f"renamed since{moves}. Some of these may have been trained on, and look better than they "
+        "should"
     )
 
 
@@ -192,11 +166,13 @@ def _load_idx(spec: DataSpec, folder: Path, split: str) -> ImageSet:
         raise DataError(what_to_put(spec.name, folder, "idx"))
     part = "t10k" if split == "test" else "train"
     images = read_idx_images(folder / spec.name, part)
-    chosen = slice(None) if split == "test" else bounds(len(images), split, spec.validation, 0.0)
-    names = [f"{part}/{i:05d}" for i in range(len(images))[chosen]]
+    names = [f"{part}/{i:05d}" for i in range(len(images))]
+    if split != "test":
+        shares = {"validation": spec.validation, "test": 0.0}
+        names = split_groups(names, split, order=spec.split_order, **shares)
     if not names:
         raise DataError(empty(split, len(images), f"images in the {part} file"))
-    images = images[chosen]
+    images = images[[int(name.removeprefix(f"{part}/")) for name in names]]
     if spec.size and images.shape[2:] != tuple(spec.size):
         fitted = [np.asarray(fit(Image.fromarray(image[0]), spec.size)) for image in images]
         images = np.stack(fitted)[:, None]

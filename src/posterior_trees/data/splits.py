@@ -1,8 +1,17 @@
 r"""Which images train, which validate, which test: by a rule on names, never by chance.
 
-Of $n$ sorted names the last $\lfloor n f_{\text{test}} \rceil$ are the test split, as many as
-$\lfloor n f_{\text{validation}} \rceil$ before them the validation split, and the rest trains
-(fractions above 0 take at least one). The same files give the same splits on every machine.
+What is not independent stays together: a group is an image, or a well with all its fields. Each
+group has a number $u \in [0, 1)$, a hash of its name (`data.split_order = "hash"`). It tests where
+$u \ge 1 - f_{\text{test}}$, validates where $u$ is within $f_{\text{validation}}$ below that, and
+trains otherwise: a file that is added moves no other group. Splits are exchangeable, and their
+sizes vary as binomial numbers do.
+
+In the order of sorted names ("sorted", the rule of older models) the last
+$\lfloor n f_{\text{test}} \rceil$ of $n$ groups test, and $\lfloor n f_{\text{validation}} \rceil$
+before them validate. Names that follow plates, days or people make such splits differ in kind.
+
+Either way a fraction above 0 takes at least one group, and the same files give the same splits on
+every machine.
 """
 
 import hashlib
@@ -16,6 +25,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from posterior_trees.errors import DataError
+from posterior_trees.seeding import unit_hash
 
 SPLITS = ("train", "validation", "test")
 
@@ -26,21 +36,50 @@ def fingerprint(names: Sequence[str]) -> str:
 
 
 def split_names(
-    names: Sequence[str], split: str, *, by: str, validation: float, test: float
+    names: Sequence[str], split: str, *, by: str, order: str, validation: float, test: float
 ) -> list[str]:
-    """The names of one split, sorted; `by` is "name", or "well" to keep wells whole."""
+    """The names of one split, sorted; `by` is "name", or "well" to keep wells whole, and `order`
+    is "hash" or "sorted"."""
     check_split(split, validation, test)
-    if by == "name":
-        groups = [[name] for name in sorted(names)]
-    elif by == "well":
-        ordered = sorted(names, key=lambda name: (well(name), name))
-        groups = [list(fields) for _, fields in groupby(ordered, key=well)]
-    else:
+    if by not in ("name", "well"):
         raise DataError(f"data.split is {by!r}; for image files it is 'name' or 'well'")
-    chosen = groups[bounds(len(groups), split, validation, test)]
+    ordered = sorted(names, key=lambda name: (group_of(name, by), name))
+    groups = {
+        group: list(members) for group, members in groupby(ordered, lambda n: group_of(n, by))
+    }
+    chosen = split_groups(list(groups), split, order=order, validation=validation, test=test)
     if not chosen:
         raise DataError(empty(split, len(groups), "images" if by == "name" else "wells"))
-    return [name for group in chosen for name in group]
+    return [name for group in chosen for name in groups[group]]
+
+
+def split_groups(
+    groups: Sequence[str], split: str, *, order: str, validation: float, test: float
+) -> list[str]:
+    """Those of the sorted groups, each once, that belong to a split."""
+    if order == "sorted":
+        return list(groups[bounds(len(groups), split, validation, test)])
+    drawn = {group: unit_hash(group, "split") for group in groups}
+    tests = _above(drawn, 1 - test, test)
+    rest = {group: u for group, u in drawn.items() if group not in tests}
+    validates = _above(rest, 1 - test - validation, validation)
+    parts = {"train": rest.keys() - validates, "validation": validates, "test": tests}
+    return [group for group in groups if group in parts[split]]
+
+
+def _above(drawn: dict[str, float], least: float, fraction: float) -> set[str]:
+    """The groups drawn from `least` on. Choice: where a fraction above 0 draws none, as happens to
+    small sets, the highest one: what such a set gains moves others only towards training."""
+    if not (fraction > 0 and drawn):
+        return set()
+    return {group for group, u in drawn.items() if u >= least} or {
+        max(drawn, key=drawn.__getitem__)
+    }
+
+
+def group_of(name: str, by: str) -> str:
+    """What a split keeps whole: an image, or `by` "well" the well of a field."""
+    return well(image_of(name)) if by == "well" else image_of(name)
 
 
 def image_of(name: str) -> str:
@@ -56,8 +95,7 @@ def files_of(names: Sequence[str]) -> list[str]:
 def find_groups(names: Sequence[str], by: str) -> Int[Tensor, "n"] | None:
     """For each name the number of what it belongs to and a split keeps whole: windows to their
     image, and `by` "well" fields to their well. None if each stands for itself."""
-    images = [image_of(name) for name in names]
-    wholes = [well(image) for image in images] if by == "well" else images
+    wholes = [group_of(name, by) for name in names]
     numbers = {whole: number for number, whole in enumerate(dict.fromkeys(wholes))}
     if len(numbers) == len(names):
         return None

@@ -29,6 +29,9 @@ from posterior_trees.recipe.sections import (
 )
 from posterior_trees.recipe.tasks import TASKS
 
+BEFORE = {"data": {"split_order": "sorted"}}
+"""Keys whose default is not what was done before they came."""
+
 
 class RecipeError(ValueError):
     """A recipe that cannot be used, with the reason and the fix."""
@@ -102,8 +105,12 @@ def build_recipe(table: dict[str, Any], origin: str) -> Recipe:
 
 def parse_resolved(text: str, origin: str) -> Recipe:
     """A recipe that `write_recipe` wrote, as it was then: keys that are newer have the values of a
-    recipe without a task, whatever the task says today."""
-    return build_section(Recipe, parse_table(text, (), origin), origin, prefix="")
+    recipe without a task, whatever the task says today, or what was done before there was a choice
+    (`BEFORE`)."""
+    table = parse_table(text, (), origin)
+    for section, keys in BEFORE.items():
+        table[section] = {**keys, **table.get(section, {})}
+    return build_section(Recipe, table, origin, prefix="")
 
 
 def write_recipe(recipe: Recipe) -> str:

@@ -20,6 +20,7 @@ class DataSpec:
     input_channels: int = 1  # pairs: channels of y
     shift: tuple[float, ...] = ()  # pairs: rows and columns that move y onto x; () = none
     split: str = "name"  # "name", "well" (name up to the first _) or "files" (IDX)
+    split_order: str = "hash"  # draw splits by a hash of names; "sorted": the last ones, as once
     validation: float = 0.05
     test: float = 0.1
     patch: int = 0  # train on random crops of this size
@@ -129,6 +130,7 @@ class TrainingSpec:
 CHOICES = {
     "data.kind": ("images", "edges", "pairs", "idx"),
     "data.split": ("name", "well", "files"),
+    "data.split_order": ("hash", "sorted"),
     "data.channels": (1, 3),
     "measurement.kind": ("inpaint", "colorize", "denoise", "downsample", "paired"),
     "network.kind": ("unet", "residual"),
