@@ -54,6 +54,7 @@ from tiny import RECIPE, make_blobs
 
 from posterior_trees import cli, toys
 from posterior_trees.baselines import hierarchical_kmeans
+from posterior_trees.data import load_split
 from posterior_trees.data.stream import Item, StreamedImageSet, Window
 from posterior_trees.measure import Colorize, Free
 from posterior_trees.metrics import nll, per_depth, psnr
@@ -294,8 +295,8 @@ def compared(world, tmp_path_factory):
 def test_our_network_is_set_up_before_the_clock_starts(world, tmp_path, monkeypatch) -> None:
     calls, inside = [], methods.tree_method
 
-    def counted(name, predictor, settings):
-        method = inside(name, predictor, settings)
+    def counted(*words):
+        method = inside(*words)
 
         def answer(inputs, part):
             calls.append(part.start)
@@ -393,6 +394,17 @@ def test_a_diffusion_model_passes_or_fails_by_name(compared) -> None:
     head, cells = accepted(table)
     assert [line[0] for line in cells] == ["conditional", "ddnm"]
     assert len(head) == len(cells[0])
+
+
+def test_a_sampler_that_fails_its_tests_stays_and_is_marked(compared) -> None:
+    table = json.loads((compared / "table.json").read_text())
+    rows = {row["name"]: row for row in table["methods"]}
+    rows["ddnm"]["acceptance"]["passed"], rows["conditional"]["acceptance"]["passed"] = False, None
+    text = to_markdown(table)
+    assert text.count("| ddnm (failed) |") == 2, "in the table and among the differences"
+    assert "| conditional |" in text
+    assert "conditional (failed)" not in text
+    assert "ddnm (failed) &" in to_latex(table)
 
 
 def test_differences_from_ours_are_paired(compared) -> None:
@@ -653,6 +665,56 @@ def test_a_baseline_that_has_seen_what_it_is_judged_on_is_refused(world, tmp_pat
     assert "trained on 6 of the 6 images that it would be judged on" in text
     assert "data.validation = 0.0 and data.test = 0.1, the model's 0.25 and 0.1" in text
     compare(world, tmp_path / "out", *method)  # the test images it has not seen
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory):
+    """A data folder with two sets of image files, and a tree for the first, never trained."""
+    folder = tmp_path_factory.mktemp("photos")
+    for name, seed in (("own", 0), ("more", 5)):
+        (folder / name).mkdir()
+        for number, image in enumerate(make_blobs(40, seed=seed).x):
+            Image.fromarray(image[0].numpy()).save(folder / name / f"{number:02d}.png")
+    recipe = parse_recipe(RECIPE, FILES)
+    torch.manual_seed(0)
+    save_model(folder / "tree.safetensors", build_predictor(recipe), recipe, {})
+    (folder / "prior.toml").write_text(RECIPE + BASELINE)
+    return folder
+
+
+FILES = ["data.name=own", "data.kind=images", "data.split=name", "data.split_order=hash",
+         "data.test=0.2"]  # fmt: skip
+
+
+def test_a_table_says_how_many_images_each_method_saw(photos, tmp_path) -> None:
+    """Trained with more of them, a baseline is held against those, too."""
+    train_prior(photos, tmp_path / "prior", *FILES, "data.extra=['more']")
+    compare(photos, tmp_path / "out", "--images", 3, "--method",
+            f"prior={tmp_path / 'prior'}:ddnm:steps=2")  # fmt: skip
+    table = json.loads((tmp_path / "out" / "table.json").read_text())
+    own = len(load_split(parse_recipe(RECIPE, FILES).data, photos, "train"))
+    assert [row["trained_on"] for row in table["methods"]] == [own, own + 40]
+    assert f"| {own + 40} |" in (tmp_path / "out" / "table.md").read_text()
+    assert "training" in table["methods"][1]["settings"], "others than ours learned from"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (("data.name=more", "data.extra=['own']"), "its recipe has data.extra = ['own']. Train it"),
+        (("data.split_order=sorted",), "in the order 'sorted', the model's 'hash'"),
+    ],
+)
+def test_judged_images_that_came_by_another_way_are_found(
+    photos, tmp_path, capsys, changes, message
+) -> None:
+    train_prior(photos, tmp_path / "prior", *FILES, *changes)
+    with pytest.raises(SystemExit):
+        compare(photos, tmp_path / "out", "--images", 3, "--method",
+                f"prior={tmp_path / 'prior'}:ddnm:steps=2")  # fmt: skip
+    text = capsys.readouterr().err
+    assert message in text
+    assert "images that it would be judged on" in text
 
 
 def test_a_baseline_of_other_images_need_not_bring_them(world, tmp_path) -> None:

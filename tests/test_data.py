@@ -27,6 +27,8 @@ from posterior_trees.data import (
     find_groups,
     image_of,
     load_split,
+    own_names,
+    store_edges,
 )
 from posterior_trees.data.augment import transform
 from posterior_trees.data.patches import cover
@@ -438,6 +440,88 @@ def test_digits_can_be_drawn_by_hash(digits: Path) -> None:
     assert torch.equal(validation.x, everything.x[places])
 
 
+# --- extra sets -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def more(photos: Path) -> Path:
+    """The ten photos, and a tar of four more, twice as large."""
+    for i in range(4):
+        save(photos / "more" / f"{i:02d}.png", noise(100 + i, 24, 32, 3))
+    pack(photos, "more")
+    return photos
+
+
+@pytest.mark.parametrize("kind", ["images", "edges"])
+@pytest.mark.parametrize("limit", [None, 0])
+def test_extra_images_train_and_nothing_else(more: Path, kind: str, limit: int | None) -> None:
+    """They come behind the set's own, cut and resized alike; its splits stay as they were."""
+    plain = spec(kind=kind, size=(12, 12))
+    extended = replace(plain, extra=("more",))
+    for split in ("validation", "test"):
+        assert load_split(extended, more, split).names == load_split(plain, more, split).names
+    own, both = (load_split(s, more, "train", limit) for s in (plain, extended))
+    assert own_names(both.names) == own.names == both.names[:6]
+    assert both.names[6:] == [f"extra:more/{i:02d}.png" for i in range(4)]
+    by_themselves = spec(name="more", kind=kind, size=(12, 12), validation=0.0, test=0.0)
+    expected = [own.batch(range(6)), load_split(by_themselves, more, "train").batch(range(4))]
+    for found, parts in zip(both.batch(range(10)), zip(*expected, strict=True), strict=True):
+        assert (found is None) == (kind == "images" and parts[0] is None)
+        assert found is None or torch.equal(found, torch.cat(parts))
+
+
+def test_extra_photos_have_stored_edge_maps(more: Path) -> None:
+    store_edges(more, "more")
+    extended = spec(kind="edges", channels=3, size=(), patch=8, extra=("more",))
+    with tarfile.open(more / "more_edges1.tar") as tar:
+        shown = tar.extractfile(tar.getmember("02.png.png")).read()
+    marked = np.asarray(Image.open(io.BytesIO(shown))).copy()
+    marked[0, :5] = ~marked[0, :5]  # nobody would draw this
+    save(more / "more_edges1" / "02.png.png", marked)
+    images = load_split(extended, more, "train")
+    number = next(i for i, name in enumerate(images.names) if name.startswith("extra:more/02.png"))
+    assert torch.equal(images.y[number, 0], torch.tensor(marked[:12, :16] * np.uint8(255)))
+
+
+def test_splits_of_a_set_do_not_need_its_extras(photos: Path) -> None:
+    extended = spec(extra=("more",))
+    assert len(load_split(extended, photos, "test")) == 2
+    trained = data.fingerprint(load_split(spec(), photos, "train").names)
+    assert data.describe_other_images(extended, photos, trained) == ""
+    with pytest.raises(DataError, match=r"data.extra: the set 'more' is not in .*more.tar"):
+        load_split(extended, photos, "train")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"size": (24, 24)}, None),
+        ({"size": (32, 32)}, r"more has images of 24×32, which .* \[32, 32\] would enlarge"),
+        ({"size": (12, 12), "extra": ("photos",)}, "not 'photos', whose test images must not"),
+        ({"size": (12, 12), "extra": ("more", "more")}, "each set once"),
+        ({"kind": "idx", "split": "files"}, "data.kind is 'idx': only sets of single images"),
+        ({"kind": "pairs", "inputs": "y", "targets": "x"}, "data.kind is 'pairs'"),
+        ({}, r"images differ in size .* Set data.size = \[48, 64\]"),
+        ({"size": (12, 12), "channels": 1}, "images of more are in colour, and data.channels is 1"),
+    ],
+)
+def test_extra_sets_that_do_not_suit_are_refused_with_the_fix(more: Path, changes, message) -> None:
+    for i in range(10):
+        save(more / "photos" / f"{i:02d}.png", noise(i, 48, 64, 3))
+    extended = spec(**({"extra": ("more",)} | changes))
+    if message is None:
+        assert len(load_split(extended, more, "train")) == 10
+        return
+    with pytest.raises(DataError, match=message):
+        load_split(extended, more, "train")
+
+
+def test_grey_extras_do_not_teach_colours(photos: Path) -> None:
+    save(photos / "grey" / "0.png", noise(0, 12, 16))
+    with pytest.raises(DataError, match=r"of grey are grey, and data\.channels is 3"):
+        load_split(spec(extra=("grey",)), photos, "train")
+
+
 # --- pairs ----------------------------------------------------------------------------------------
 
 
@@ -746,6 +830,7 @@ def test_status_tells_found_missing_broken_and_own_sets(cells: Path, digits: Pat
         "mnist": "found",
         "faces256": "broken",
         "cats256": "found",
+        "more_faces128": "missing",
         "shoes128": "missing",
         "cells_actin_dna": "missing",
         "cells": "yours",

@@ -23,6 +23,7 @@ def test_numbers_of_names_are_uniform_and_salts_independent() -> None:
     )
     steps = torch.arange(1, n + 1) / n
     for numbers in (one, other):
-        assert numbers.min() >= 0 and numbers.max() < 1
+        assert numbers.min() >= 0
+        assert numbers.max() < 1
         assert (numbers.sort().values - steps).abs().max() < 2.2 / math.sqrt(n)
     assert torch.corrcoef(torch.stack([one, other]))[0, 1].abs() < 4 / math.sqrt(n)

@@ -811,6 +811,28 @@ def test_a_run_does_not_go_on_with_other_images(tmp_path, recipe, blobs):
     assert load(tmp_path).about["train_names"] == fingerprint(named.names)
 
 
+def test_a_run_does_not_go_on_with_other_extra_images(tmp_path, recipe, blobs):
+    """Neither by its recipe nor with another file in the extra set; a model counts them, and knows
+    its own set's files by their fingerprint, whatever its extras are."""
+    for name, seed in (("photos", 0), ("more", 1), ("others", 2)):
+        (tmp_path / name).mkdir()
+        for number, image in enumerate(blobs(12, seed=seed).x):
+            Image.fromarray(image[0].numpy()).save(tmp_path / name / f"{number:02d}.png")
+    files = ("data.name=photos", "data.kind=images", "data.split=name", "data.test=0.25",
+             "data.split_order=sorted", "training.epochs=1", "data.extra=['more']")  # fmt: skip
+    fit(recipe(*files), tmp_path / "run", data=tmp_path, accelerator="cpu")
+    about = load(tmp_path / "run").about
+    assert about["train_images"] == 6 + 12
+    assert about["train_names"] == fingerprint([f"{i:02d}.png" for i in range(6)])
+    fit(recipe(*files), tmp_path / "run", data=tmp_path, accelerator="cpu")
+    other = recipe(*files, "data.extra=['others']")
+    with pytest.raises(RunError, match=r"data.extra: \('more',\) → \('others',\)"):
+        fit(other, tmp_path / "run", data=tmp_path, accelerator="cpu")
+    (tmp_path / "more" / "00.png").rename(tmp_path / "more" / "12.png")
+    with pytest.raises(RunError, match="begun with 18 other training images"):
+        fit(recipe(*files), tmp_path / "run", data=tmp_path, accelerator="cpu")
+
+
 def test_images_that_changed_sides_are_announced(tmp_path, recipe, capsys):
     """The split goes by sorted names: one more at the front, and trained ones are tested."""
     generator = np.random.default_rng(0)

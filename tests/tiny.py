@@ -14,6 +14,7 @@ name = "blobs"
 kind = "idx"
 channels = 1
 split = "files"
+split_order = "sorted"
 validation = 0.25
 [measurement]
 kind = "inpaint"

@@ -103,7 +103,7 @@ def write_inputs(arguments: argparse.Namespace) -> None:
 def set_up(arguments: argparse.Namespace) -> tuple[Any, list[Any], str, dict[str, Any]]:
     """A comparison, its methods, its title and the network that roots are held against."""
     from posterior_trees.measure import is_same
-    from posterior_trees.models.checkpoint import find_model, load
+    from posterior_trees.models.checkpoint import find_model, load, load_recipe
     from posterior_trees_paper.compare.comparison import Comparison, root_psnr
     from posterior_trees_paper.compare.fingerprint import of_files
     from posterior_trees_paper.compare.methods import tree_method
@@ -121,12 +121,16 @@ def set_up(arguments: argparse.Namespace) -> tuple[Any, list[Any], str, dict[str
     ours = predictor
     if arguments.compile:
         ours, settings["compiled"] = predictor.compile(), True
-    methods = [tree_method("ours", ours, settings)]
+    seen = trainings.count(predictor.about, recipe.data)
+    methods = [tree_method("ours", ours, settings, seen)]
     common = arguments, predictor, recipe, inputs, trainings
     methods += [make_method(text, *common) for text in arguments.methods]
     if len({method.name for method in methods}) < len(methods):
         raise ValueError("two methods have the same name; 'ours' is the model's")
-    mean = load(arguments.mse, arguments.device) if arguments.mse else predictor
+    mean = predictor
+    if arguments.mse:
+        mean = load(arguments.mse, arguments.device)
+        trainings.find(arguments.mse, load_recipe(arguments.mse).data, recipe.data, inputs.names)
     if not is_same(mean.measurement, predictor.measurement):
         raise ValueError(
             f"--mse {arguments.mse} was trained for another measurement than {arguments.model}: "
@@ -183,7 +187,7 @@ def make_method(
     return sampler_method(
         name, baseline, sampler or baseline.methods()[0], **common,
         options=parse_options(options.split(",") if options else []), settings=about,
-        training=training,
+        training=training, seen=trainings.count(baseline.about, theirs),
     )  # fmt: skip
 
 

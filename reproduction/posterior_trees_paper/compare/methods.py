@@ -71,6 +71,8 @@ class Method:
     is_timed: bool = True
     training: Training | None = None
     """What its samples may repeat, if that is not what ours learned from."""
+    seen: int | None = None
+    """How many images it was trained on, as far as that is known."""
 
 
 def choose_inputs(
@@ -89,13 +91,15 @@ def choose_inputs(
     return Inputs(indices, names, x, y, predictor.measurement, groups)
 
 
-def tree_method(name: str, predictor: TreePredictor, settings: dict[str, Any]) -> Method:
+def tree_method(
+    name: str, predictor: TreePredictor, settings: dict[str, Any], seen: int | None = None
+) -> Method:
     """Our way: one evaluation, no samples."""
 
     def answer(inputs: Inputs, part: slice) -> Answer:
         return Answer(predictor(inputs.y[part]), None, 1)
 
-    return Method(name, answer, {"kind": "tree", **settings})
+    return Method(name, answer, {"kind": "tree", **settings}, seen=seen)
 
 
 def sampler_method(
@@ -109,9 +113,10 @@ def sampler_method(
     options: dict[str, Any],
     settings: dict[str, Any],
     training: Training | None = None,
+    seen: int | None = None,
 ) -> Method:
     """Samples of a baseline, clustered. The noise of a group depends on its first image only.
-    `training` is what it learned from, if that is not what ours did."""
+    `training` is what it learned from, if that is not what ours did, `seen` how many images."""
 
     def answer(inputs: Inputs, part: slice) -> Answer:
         number = int(inputs.indices[part][0])
@@ -126,7 +131,7 @@ def sampler_method(
     about = {"kind": sampler, "samples": samples, **options, **settings}
     if training:
         about["training"] = of_images(training.images)
-    return Method(name, answer, about, training=training)
+    return Method(name, answer, about, training=training, seen=seen)
 
 
 def folder_method(

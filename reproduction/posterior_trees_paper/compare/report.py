@@ -31,7 +31,11 @@ def write_report(
     rows, per_image, ours = [], {}, None
     for method in finished:
         values, facts = comparison.collect(method)
-        options = {"root": reference["psnr"], "groups": comparison.inputs.groups}
+        options = {
+            "root": reference["psnr"],
+            "groups": comparison.inputs.groups,
+            "seen": method.seen,
+        }
         rows.append(make_row(method.name, values, facts, ours, **options))
         ours = values if ours is None else ours
         per_image[method.name] = {name: tensor.tolist() for name, tensor in values.items()}

@@ -46,10 +46,11 @@ def make_row(
     *,
     root: float,
     groups: Tensor | None = None,
+    seen: int | None = None,
 ) -> dict[str, Any]:
     """All numbers of a method; `ours` are the per-image values to be compared with, `root` is the
     mean PSNR of the network that the roots of diffusion models are held against, `groups` are
-    images that intervals take together."""
+    images that intervals take together, `seen` is the number of images it was trained on."""
     values, clamped = _shown_values(values)
     settings = facts[0]["settings"]
     count = len(values["psnr"])
@@ -60,6 +61,7 @@ def make_row(
         "settings": _shown(settings),
         "made": facts[0].get("made"),
         "n": count,
+        "trained_on": seen,
         "evaluations": facts[0]["evaluations"],
         # The median: the first group may compile or wait for the device.
         "seconds_per_image": statistics.median(seconds) if seconds else None,
@@ -236,13 +238,15 @@ def to_latex(table: dict[str, Any]) -> str:
 def _grid(rows: list[dict[str, Any]], sign: str) -> tuple[list[str], list[list[str]]]:
     quality = "psnr_hole" if rows[0]["psnr_hole"] else "psnr"
     depths = range(len(rows[0]["psnr"]))
-    head = ["method", "NFE"]
+    shows_seen = any(row.get("trained_on") for row in rows)
+    head = ["method", *["trained on"] * shows_seen, "NFE"]
     head += [f"{'hole ' if quality == 'psnr_hole' else ''}PSNR d={d}" for d in depths]
     head += [f"NLL d={d}" for d in depths[1:]] + [f"entropy d={d}" for d in depths[1:]]
     head += ["v", "χ²", "nearest", "s/image", "work MiB"]
     cells = []
     for row in rows:
-        line = [row["name"], _count(row["evaluations"])]
+        seen = [_count(row.get("trained_on"))] * shows_seen
+        line = [_label(row), *seen, _count(row["evaluations"])]
         line += [_spread(row[quality][d], sign, 2) for d in depths]
         line += [_spread(row["nll"][d], sign, 2) for d in depths[1:]]
         line += [f"{row['entropy'][d]['mean']:.2f}" for d in depths[1:]]
@@ -267,8 +271,14 @@ def _differences(
         line = [_interval(both[quality][d]) for d in depths]
         line += [_interval(both["nll"][d]) for d in depths[1:]]
         times = None if seconds is None else seconds / ours["seconds_per_image"]
-        cells.append([row["name"], *line, _number(times, "{:,.1f} ×")])
+        cells.append([_label(row), *line, _number(times, "{:,.1f} ×")])
     return head, cells
+
+
+def _label(row: dict[str, Any]) -> str:
+    """A sampler that is not good enough stays in the table, and the table says so."""
+    failed = row["acceptance"] and row["acceptance"]["passed"] is False
+    return f"{row['name']} (failed)" if failed else row["name"]
 
 
 def _caption(table: dict[str, Any]) -> str:
@@ -283,7 +293,8 @@ def _caption(table: dict[str, Any]) -> str:
         "`nearest` is their distance from the nearest training image over that of the test images, "
         "far below 1 if a model recites. Samples are made to agree with the measurement and "
         "clamped to [0, 1]; nodes are not clipped. Work is the GPU's memory beyond weights and "
-        f"images. {_units(table)}"
+        "images; `trained on` counts the images that a method has seen, and *failed* are diffusion "
+        f"models that do not pass the tests below. {_units(table)}"
         f"Compiled networks: {', '.join(fused) or 'none'}."
     )
 

@@ -4,12 +4,22 @@ images that their samples should not repeat."""
 import dataclasses
 from collections.abc import Sequence
 from os import PathLike
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
-from posterior_trees.data import ImageSet, image_of, list_names, load_split
+from posterior_trees.data import (
+    DataError,
+    ImageSet,
+    files_of,
+    image_of,
+    list_names,
+    load_split,
+)
 from posterior_trees.recipe.sections import DataSpec
+
+RULE = ("extra", "split", "split_order", "validation", "test")
+"""What decides which images of a set train."""
 
 
 class Training(NamedTuple):
@@ -35,24 +45,41 @@ class Trainings:
             self.loaded[spec] = Training(images, "flip" in spec.augment)
         return self.loaded[spec]
 
+    def count(self, about: dict[str, Any], spec: DataSpec) -> int | None:
+        """How many images a model has learned from: as it says itself, or (older ones do not) as
+        many as the folder has; None if that has none."""
+        if "train_images" in about:
+            return about["train_images"]
+        try:
+            return len(files_of(list_names(spec, self.folder, "train")))
+        except DataError:
+            return None
+
     def find(
         self, run: str, theirs: DataSpec, ours: DataSpec, judged: Sequence[str]
     ) -> Training | None:
-        """What the baseline `run` learned from, where that is another part of our images; None
-        where it is the same, or another data set. One that has seen what it is `judged` on is
-        refused."""
-        parts = [
-            (s.name, s.split, s.validation, s.test, "flip" in s.augment) for s in (theirs, ours)
-        ]
-        if parts[0] == parts[1] or theirs.name != ours.name:
+        """What the baseline `run` learned from, where that is another part of our images, or has
+        other extras; None where it is the same, or another data set. One that has seen what it is
+        `judged` on is refused."""
+        rules = [{key: getattr(spec, key) for key in RULE} for spec in (theirs, ours)]
+        names = {image_of(name) for name in judged}
+        if ours.name in theirs.extra:
+            raise ValueError(
+                f"{run} was trained on all {len(judged)} images that it would be judged on: its "
+                f"recipe has data.extra = {list(theirs.extra)}. Train it again without {ours.name}"
+            )
+        is_mirrored = ["flip" in spec.augment for spec in (theirs, ours)]
+        if theirs.name != ours.name or (rules[0] == rules[1] and is_mirrored[0] == is_mirrored[1]):
             return None
-        trained = set(list_names(theirs, self.folder, "train"))
-        if seen := trained & {image_of(name) for name in judged}:
+        own = dataclasses.replace(theirs, extra=())
+        if seen := names & set(list_names(own, self.folder, "train")):
+            order = f" in the order {theirs.split_order!r}, the model's {ours.split_order!r}"
             raise ValueError(
                 f"{run} was trained on {len(seen)} of the {len(judged)} images that it would be "
                 f"judged on (first {min(seen)}): its recipe has data.validation = "
                 f"{theirs.validation} and data.test = {theirs.test}, the model's "
-                f"{ours.validation} and {ours.test}. Train one of them again with the other's"
+                f"{ours.validation} and {ours.test}"
+                f"{order if theirs.split_order != ours.split_order else ''}. Train one of them "
+                "again with the other's"
             )
-        rule = {"split": theirs.split, "validation": theirs.validation, "test": theirs.test}
-        return self.load(dataclasses.replace(ours, **rule, augment=theirs.augment))
+        return self.load(dataclasses.replace(ours, **rules[0], augment=theirs.augment))

@@ -7,6 +7,7 @@ them by a rule and keeps them as 8- or 16-bit integers; `batch` gives float32 in
 from posterior_trees.data.augment import AUGMENTATIONS, augment, check_augmentations
 from posterior_trees.data.download import download
 from posterior_trees.data.edges import draw_edges, store_edges
+from posterior_trees.data.extra import own_names, prefix_of
 from posterior_trees.data.idx import read_idx
 from posterior_trees.data.imageset import ImageSet, evenly_spaced
 from posterior_trees.data.load import (
@@ -47,6 +48,8 @@ __all__ = [
     "load_evaluation",
     "load_images",
     "load_split",
+    "own_names",
+    "prefix_of",
     "read_idx",
     "report",
     "status",

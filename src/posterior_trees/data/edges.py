@@ -21,7 +21,7 @@ Choice: the paper uses the edge maps of pix2pix, which do not come with the phot
 import io
 import math
 import tarfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path, PurePosixPath
 
 import numpy as np
@@ -105,16 +105,20 @@ def _is_peak(
     return (strength >= neighbours[0]) & (strength > neighbours[1])
 
 
-def with_edges(read: Callable[[str], Pair], folder: Path, name: str) -> Callable[[str], Pair]:
-    """A reader that adds to each photo of the set `name` its edge map: the stored one if there is
-    one of the photo's size, else a fresh one."""
-    stored = open_archive(folder, store_name(name))
-    known = set(stored.names) if stored else set()
+def with_edges(
+    read: Callable[[str], Pair], folder: Path, sets: Mapping[str, str]
+) -> Callable[[str], Pair]:
+    """A reader that adds to each photo its edge map: the stored one if there is one of the photo's
+    size, else a fresh one. `sets` are those the photos come from, by the prefix of their names."""
+    known = {}
+    for prefix, name in sets.items():
+        if stored := open_archive(folder, store_name(name)):
+            known |= {prefix + file: (stored, file) for file in stored.names}
 
     def read_both(file: str) -> Pair:
         x, _ = read(file)
-        if stored and map_name(file) in known:
-            y = _read_map(stored, map_name(file))
+        if map_name(file) in known:
+            y = _read_map(*known[map_name(file)])
             if y.shape[1:] == x.shape[1:]:
                 return x, y
         return x, draw_edges(x)

@@ -3,11 +3,12 @@
 `folder/<name>/` or `folder/<name>.tar` holds the set. There are four kinds: `idx` (MNIST's files),
 `images` (files of x; the measurement y is made from x), `edges` (files of x; y is its edge map) and
 `pairs` (two channel folders in which files of one name belong together: y in `inputs`, x in
-`targets`).
+`targets`). More sets may be added for training alone (`extra.py`).
 """
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,12 @@ from PIL import Image
 from posterior_trees.data.archive import Archive, open_archive
 from posterior_trees.data.augment import check_augmentations
 from posterior_trees.data.edges import with_edges
+from posterior_trees.data.extra import (
+    Extended,
+    check_extra,
+    check_extra_images,
+    prefix_of,
+)
 from posterior_trees.data.idx import read_idx_images
 from posterior_trees.data.imageset import ImageSet
 from posterior_trees.data.memory import free_bytes
@@ -50,7 +57,8 @@ def load_split(
     archive, pictures, names = _list(spec, folder, split)
     streamed = _stream(spec, archive, pictures, names)
     if spec.kind == "edges":
-        streamed.read = with_edges(streamed.read, folder, spec.name)
+        sets = {"": spec.name} | {prefix_of(name): name for name in spec.extra}
+        streamed.read = with_edges(streamed.read, folder, sets)
     if any(spec.shift):
         streamed.read = with_shift(streamed.read, spec.shift)
     limit = free_bytes() // 2 if resident_limit_bytes is None else resident_limit_bytes
@@ -62,7 +70,7 @@ def load_split(
 def _list(
     spec: DataSpec, folder: Path, split: str
 ) -> tuple[Archive, dict[str, Picture], list[str]]:
-    """Where image files lie, all of them, and the names of those of a split."""
+    """Where image files lie, all of them, and the names of those of a split, extras last."""
     archive = open_archive(folder, spec.name)
     if archive is None:
         raise DataError(what_to_put(spec.name, folder, spec.kind, (spec.inputs, spec.targets)))
@@ -79,6 +87,10 @@ def _list(
         validation=spec.validation,
         test=spec.test,
     )
+    if spec.extra and split == "train":
+        archive = Extended(archive, spec, folder)
+        pictures = list_pictures(archive)
+        names += archive.added
     return archive, pictures, names
 
 
@@ -97,7 +109,7 @@ def describe_other_images(
     Empty if they are, or nobody knows."""
     if trained is None or spec.kind == "idx":
         return ""
-    if fingerprint(list_names(spec, folder, "train")) == trained:
+    if fingerprint(list_names(replace(spec, extra=()), folder, "train")) == trained:
         return ""
     moves = ", which moves others between the splits" if spec.split_order == "sorted" else ""
     return (
@@ -157,6 +169,7 @@ def check_spec(spec: DataSpec) -> None:
     if any(spec.shift) and spec.kind != "pairs":
         raise DataError(f"data.shift is {spec.shift}, but only pairs can lie apart: remove it")
     check_augmentations(spec.augment, spec.patch)
+    check_extra(spec)
 
 
 def _load_idx(spec: DataSpec, folder: Path, split: str) -> ImageSet:
@@ -184,6 +197,8 @@ def _stream(
 ) -> StreamedImageSet:
     """The named pictures, each whole if all are of one size, else in windows of one size."""
     headers = read_headers(archive, [pictures[name] for name in names])
+    if isinstance(archive, Extended):
+        check_extra_images(spec, names, headers)
     sizes = [_size(spec, header) for header in headers]
     if len(set(sizes)) > 1 and not spec.patch:
         other = next(i for i, found in enumerate(sizes) if found != sizes[0])

@@ -36,6 +36,14 @@ KNOWN = (
         terms="non-commercial research only",
     ),
     KnownSet(
+        name="more_faces128",
+        kind="images",
+        what="more such faces for training only (`data.extra`), 128×128 RGB",
+        obtain="cut other CelebA faces to the frame of `faces256` and resize them to 128×128; "
+        "leave out those that are in it",
+        terms="non-commercial research only",
+    ),
+    KnownSet(
         name="cats256",
         kind="images",
         what="cats of AFHQ v2, 256×256 RGB",

@@ -51,6 +51,8 @@ class Header(NamedTuple):
     width: int
     is_deep: bool
     """Whether it has 16 bits per pixel."""
+    channels: int
+    """As stored: 1 of a grey image, else 3."""
 
 
 def read_header(file: BufferedReader | BytesIO, name: str) -> Header:
@@ -59,7 +61,8 @@ def read_header(file: BufferedReader | BytesIO, name: str) -> Header:
         width, height = image.size
         if image.getexif().get(0x0112) in SIDEWAYS:
             width, height = height, width
-        return Header(height, width, image.mode.startswith("I"))
+        is_grey = image.mode in ("1", "L", "LA", "La") or image.mode[0] in "IF"
+        return Header(height, width, image.mode.startswith("I"), 1 if is_grey else 3)
 
 
 def decode(

@@ -98,8 +98,8 @@ def build_network(recipe: Recipe, in_channels: int) -> UNet | ResidualUNet:
 def terms(recipe: Recipe) -> dict[str, str]:
     """What may be done with weights that learned from the recipe's data, for a predictor's `about`;
     nothing about data of your own."""
-    found = terms_of(recipe.data.name)
-    return {"terms": found} if found else {}
+    found = [known for name in (recipe.data.name, *recipe.data.extra) if (known := terms_of(name))]
+    return {"terms": "; ".join(found)} if found else {}
 
 
 def check_own(predictor: TreePredictor, recipe: Recipe) -> None:

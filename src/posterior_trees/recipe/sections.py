@@ -12,6 +12,7 @@ class DataSpec:
     """Which images, how they are split and augmented."""
 
     name: str = ""  # the set: a folder, a tar file, or the folder of IDX files
+    extra: tuple[str, ...] = ()  # more sets, all of whose images train and none is judged
     kind: str = "images"  # "images", "edges", "pairs" or "idx"
     channels: int = 3  # of x
     size: tuple[int, ...] = ()  # height and width to crop and resize to; () = as stored

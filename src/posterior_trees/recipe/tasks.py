@@ -13,7 +13,8 @@ are rows and columns, first and last hidden one, of images of size `of`, and sca
 | `cells_actin_to_dna` | nuclear stain, windows of fields | actin stain |
 
 The paper's splits run along sorted names; cells, whose wells follow their plates, are drawn by
-hash. The leaf balancer is on for the holes in faces, as in the paper: a few leaves would take all images.
+hash. The leaf balancer is on for the holes in faces, as in the paper: a few leaves would take all
+images.
 """
 
 from typing import Any

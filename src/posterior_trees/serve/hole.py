@@ -46,7 +46,7 @@ def describe_paper(predictor) -> dict | None:
 
 def read_hole(content: bytes, size: tuple[int, ...]) -> Bool[Tensor, "h w"]:
     """A hole from a picture of exactly this size: white is hidden, black is visible."""
-    height, width, _ = read_header(BytesIO(content), "the hole")
+    height, width, *_ = read_header(BytesIO(content), "the hole")
     if (height, width) != tuple(size):
         raise DataError(
             f"the hole is {height}×{width}, this model takes {size[0]}×{size[1]} pixels. "

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from posterior_trees import store
-from posterior_trees.data import ImageSet, files_of, fingerprint
+from posterior_trees.data import ImageSet, files_of, fingerprint, own_names
 from posterior_trees.recipe import Recipe, parse_resolved, write_recipe
 
 FREE_TO_CHANGE = {
@@ -104,10 +104,14 @@ def describe_images(train: ImageSet) -> dict[str, Any]:
     return {"count": len(train), "names": fingerprint(train.names)}
 
 
-def name_images(train: ImageSet) -> dict[str, str]:
-    """What a model keeps to know its training files by (`data.describe_other_images`); nothing of
-    images in memory, which have numbers."""
-    return {} if train.names[:1] == ["0"] else {"train_names": fingerprint(files_of(train.names))}
+def name_images(train: ImageSet) -> dict[str, Any]:
+    """What a model keeps of its training files: how many, extras included, and a fingerprint of its
+    own set's (`data.describe_other_images`). Images in memory have numbers, and no fingerprint."""
+    files = files_of(train.names)
+    facts: dict[str, Any] = {"train_images": len(files)}
+    if train.names[:1] == ["0"]:
+        return facts
+    return {**facts, "train_names": fingerprint(own_names(files))}
 
 
 def read_log(file: str | PathLike[str]) -> list[dict[str, Any]]:
