@@ -51,7 +51,7 @@ def run_train(arguments: argparse.Namespace) -> None:
 
         def report(line: dict[str, Any]) -> None:
             text = "  ".join(f"{k} {shorten(v)}" for k, v in line.items())
-            progress.console.print(text, highlight=False)
+            progress.say(text)
 
         fit_baseline(
             recipe,
