@@ -11,6 +11,7 @@ from torch import Tensor, nn
 import posterior_trees.guarantee.calibrate as module
 from posterior_trees import load, store, wrap
 from posterior_trees.data import ImageSet
+from posterior_trees.errors import RunError
 from posterior_trees.evaluation.score import score
 from posterior_trees.guarantee.calibrate import (
     Calibration,
@@ -25,7 +26,7 @@ from posterior_trees.measure import Denoise
 from posterior_trees.models.build import build_predictor
 from posterior_trees.networks import Leaves
 from posterior_trees.predictor import TreePredictor
-from posterior_trees.training.run import Run, RunError, read_log
+from posterior_trees.training.run import Run, read_log
 from posterior_trees.training.trainer import fit
 
 FAST = ("optimizer.lr=0.02", "optimizer.head_lr=0.02", "training.epochs=4")

@@ -32,12 +32,12 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from posterior_trees import LeafBalancer, Tree, cli, load, store
-from posterior_trees.data import DataError, ImageSet, fingerprint
+from posterior_trees.data import ImageSet, fingerprint
+from posterior_trees.errors import DataError, ModelError, RunError
 from posterior_trees.fast.graph import Capture
 from posterior_trees.loss import Objective, epsilon_at, probability_loss, tree_loss
 from posterior_trees.measure import Inpaint
 from posterior_trees.models.build import build_predictor
-from posterior_trees.models.checkpoint import ModelError
 from posterior_trees.predictor import TreePredictor
 from posterior_trees.progress import Progress, in_words, track
 from posterior_trees.recipe import read_recipe
@@ -54,7 +54,7 @@ from posterior_trees.training.health import (
 )
 from posterior_trees.training.optimize import Schedule, load_slots, make_optimizer
 from posterior_trees.training.order import Order
-from posterior_trees.training.run import Run, RunError, read_log
+from posterior_trees.training.run import Run, read_log
 from posterior_trees.training.trainer import Trainer, fit
 
 FAST = ("optimizer.lr=0.02", "optimizer.head_lr=0.02")
