@@ -30,7 +30,6 @@ from torch import Tensor
 
 from posterior_trees import store
 from posterior_trees.data import ImageSet, find_groups, load_evaluation
-from posterior_trees.errors import InputError, PosteriorTreesError, words_for
 from posterior_trees.evaluation.examples import save_examples
 from posterior_trees.evaluation.score import report, score, seconds_per_image
 from posterior_trees.measure import hole_of
@@ -82,14 +81,12 @@ def run_study(
         start = time.monotonic()
         try:
             if name in unfit:
-                raise InputError(unfit[name])
+                raise ValueError(unfit[name])
             say(f"{name}: training" + ("" if left is None else f" for at most {left:.0f} s"))
             train(recipe, runs / name, data, left, accelerator, say)
             row = judge(recipe, runs / name, out, load_evaluation(recipe.data, data, "test"))
-        except Exception as error:
-            if not (words := words_for(error)):
-                raise
-            row = {"state": "failed", "message": words}
+        except (ValueError, RuntimeError, OSError) as error:
+            row = {"state": "failed", "message": str(error)}
         row = {"name": name, **row, "wall_seconds": round(time.monotonic() - start, 1)}
         rows.append(row)
         say(f"{name}: {row['state']} {row.get('message', '')}".rstrip())
@@ -103,7 +100,7 @@ def find_problem(recipe: Recipe, data: str | PathLike[str] | None) -> str:
     """What is wrong with the images that will judge it; a training of hours should not find out."""
     try:
         load_evaluation(recipe.data, data, "test")
-    except (PosteriorTreesError, OSError) as error:
+    except (ValueError, RuntimeError, OSError) as error:
         return str(error)
     return ""
 

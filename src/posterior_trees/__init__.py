@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from posterior_trees.balance import LeafBalancer
     from posterior_trees.clustering import hierarchical_kmeans
-    from posterior_trees.errors import PosteriorTreesError
     from posterior_trees.explore import show
+    from posterior_trees.guarantee.certify import calibrate
     from posterior_trees.loss import epsilon_at, probability_loss, tree_loss
     from posterior_trees.measure import Colorize, Denoise, Downsample, Inpaint, Measurement, Paired
     from posterior_trees.metrics import entropy, nll, psnr
@@ -33,10 +33,10 @@ __all__ = [
     "Measurement",
     "Node",
     "Paired",
-    "PosteriorTreesError",
     "Tree",
     "TreePredictor",
     "UNet",
+    "calibrate",
     "entropy",
     "epsilon_at",
     "grow",
@@ -53,8 +53,8 @@ __all__ = [
 _HOMES = {
     "balance": ("LeafBalancer",),
     "clustering": ("hierarchical_kmeans",),
-    "errors": ("PosteriorTreesError",),
     "explore": ("show",),
+    "guarantee.certify": ("calibrate",),
     "loss": ("epsilon_at", "probability_loss", "tree_loss"),
     "measure": ("Colorize", "Denoise", "Downsample", "Inpaint", "Measurement", "Paired"),
     "metrics": ("entropy", "nll", "psnr"),

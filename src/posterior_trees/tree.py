@@ -15,7 +15,7 @@ import operator
 import os
 from collections.abc import Callable, Iterator, Sequence
 from os import PathLike
-from typing import NamedTuple, SupportsIndex
+from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex
 
 import torch
 from jaxtyping import Float, Int
@@ -23,7 +23,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from posterior_trees.errors import InputError
+from posterior_trees.errors import GuaranteeError
+
+if TYPE_CHECKING:
+    from posterior_trees.guarantee.answers import Ball, Cut, Interval
 
 SCHEMA = 1
 
@@ -67,15 +70,16 @@ class Tree:
         self.images = tuple(images)
         self.log_probs = tuple(log_probs)
         self.branching = tuple(int(k) for k in branching)
+        self.guarantee: Any = None
         if not len(self.images) == len(self.log_probs) == self.depth + 1:
-            raise InputError(
+            raise ValueError(
                 f"a tree of depth {self.depth} has {self.depth + 1} levels, got "
                 f"{len(self.images)} of images and {len(self.log_probs)} of log_probs"
             )
         for level, nodes in enumerate(level_sizes(self.branching)):
             shapes = tuple(self.images[level].shape[:2]), tuple(self.log_probs[level].shape)
             if shapes[0] != shapes[1] or shapes[0][1] != nodes:
-                raise InputError(
+                raise ValueError(
                     f"level {level} of a tree with branching {self.branching} has {nodes} nodes; "
                     f"got images of {shapes[0]} and log_probs of {shapes[1]}"
                 )
@@ -156,7 +160,7 @@ class Tree:
     def errors(self, x: Float[Tensor, "b *shape"]) -> tuple[Float[Tensor, "b _"], ...]:
         """Mean squared error of every node, level by level; 0 where the node is absent."""
         if x.shape != (len(self), *self.shape):
-            raise InputError(
+            raise ValueError(
                 f"x has shape {tuple(x.shape)}; one truth for each tree has "
                 f"{(len(self), *self.shape)}"
             )
@@ -187,6 +191,29 @@ class Tree:
             path.append(index)
         return torch.cat(path, dim=1)
 
+    def cut(self, level: float = 0.9, nodes: int | None = 3) -> "list[Cut]":
+        """Of each image: at most `nodes` nodes (None: as many leaves as it takes) that hold the
+        path of the truth, with this probability over images like the calibration's."""
+        return self._promises().cut(self, level, nodes)
+
+    def ball(self, level: float = 0.9) -> "Ball":
+        """Within which radius of some leaf the truth lies, with this probability."""
+        return self._promises().ball(self, level)
+
+    def interval(self, of: Any, level: float = 0.9, chosen: str = "before") -> "Interval":
+        """Where a number of the truth lies, with this probability: a measure that was named when
+        calibrating, a function if there is a bank, or the mean of a box (top, left, height, width)
+        that was `chosen` "before" looking, which must have been named, or "after"."""
+        return self._promises().interval(self, of, level, chosen)
+
+    def _promises(self) -> Any:
+        if self.guarantee is None:
+            raise GuaranteeError(
+                "nothing is promised about this tree: run ptrees calibrate MODEL --data DIR, or "
+                "set predictor.guarantee = calibrate(predictor, images), and predict again"
+            )
+        return self.guarantee
+
     def to(self, *args, **kwargs) -> "Tree":
         return self._map(lambda level: level.to(*args, **kwargs))
 
@@ -194,25 +221,24 @@ class Tree:
         return self._map(Tensor.detach)
 
     def map_images(self, function: Callable[[Tensor], Tensor]) -> "Tree":
-        """The same tree of other images: a part of them, or another size."""
+        """The same tree of other images: a part of them, or another size; promises are lost."""
         return Tree([function(level) for level in self.images], self.log_probs, self.branching)
 
     def _map(self, function) -> "Tree":
-        return Tree(
+        mapped = Tree(
             [function(level) for level in self.images],
             [function(level) for level in self.log_probs],
             self.branching,
         )
+        mapped.guarantee = self.guarantee
+        return mapped
 
     def save(self, file: str | PathLike[str]) -> None:
         """Write one safetensors file; `Tree.load` reads it back bit for bit."""
         tensors = {f"images.{i}": t.contiguous() for i, t in enumerate(self.images)}
         tensors |= {f"log_probs.{i}": t.contiguous() for i, t in enumerate(self.log_probs)}
         meta = {"posterior_trees": json.dumps({"tree": SCHEMA, "branching": self.branching})}
-        try:
-            save_file(tensors, file, metadata=meta)
-        except SafetensorError as error:
-            raise InputError(f"could not write {file} ({error})") from error
+        save_file(tensors, file, metadata=meta)
         os.chmod(file, 0o644)  # safetensors lets nobody else read it
 
     @classmethod
@@ -221,11 +247,11 @@ class Tree:
             with safe_open(file, framework="pt", device=str(device)) as stored:
                 meta = json.loads((stored.metadata() or {}).get("posterior_trees", "{}"))
                 if "tree" not in meta:
-                    raise InputError(
+                    raise ValueError(
                         f"{file} holds tensors but not a tree; was it saved by Tree.save?"
                     )
                 if meta["tree"] > SCHEMA:
-                    raise InputError(
+                    raise ValueError(
                         f"{file} has tree schema {meta['tree']}, this version reads up to "
                         f"{SCHEMA}: upgrade posterior-trees"
                     )
@@ -233,7 +259,7 @@ class Tree:
                 images = [stored.get_tensor(f"images.{i}") for i in levels]
                 log_probs = [stored.get_tensor(f"log_probs.{i}") for i in levels]
         except SafetensorError as error:
-            raise InputError(f"{file} is not a readable tree file ({error})") from error
+            raise ValueError(f"{file} is not a readable tree file ({error})") from error
         return cls(images, log_probs, meta["branching"])
 
 
@@ -258,11 +284,11 @@ def layout(
                 depth += 1
         levels = (branching,) * depth
         if branching < 2:
-            raise InputError(f"branching is {branching}; a node needs at least 2 children")
+            raise ValueError(f"branching is {branching}; a node needs at least 2 children")
     if any(k < 2 for k in levels):
-        raise InputError(f"branching is {levels}; every level needs at least 2 children per node")
+        raise ValueError(f"branching is {levels}; every level needs at least 2 children per node")
     if leaves is not None and math.prod(levels) != leaves:
-        raise InputError(f"{leaves} leaves do not fill a tree with branching {branching}")
+        raise ValueError(f"{leaves} leaves do not fill a tree with branching {branching}")
     return levels
 
 

@@ -7,7 +7,6 @@ from typing import Any
 
 from posterior_trees.cli.hardware import add_accelerator
 from posterior_trees.cli.options import add_changes, add_data
-from posterior_trees.errors import RunError
 
 
 def add(commands: Any) -> None:
@@ -39,4 +38,4 @@ def run_study(arguments: argparse.Namespace) -> None:
     )
     failed = [row["name"] for row in rows if row["state"] == "failed"]
     if failed:
-        raise RunError(f"{', '.join(failed)} failed; {arguments.out}/study.json says why")
+        raise RuntimeError(f"{', '.join(failed)} failed; {arguments.out}/study.json says why")

@@ -1,1 +1,1 @@
-"""What probabilities are worth: fitted and certified on images that chose nothing."""
+"""Promises that hold: what a tree says about the truth, with a finite-sample guarantee."""

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 
-from posterior_trees.errors import InputError
+from posterior_trees.errors import GuaranteeError
 from posterior_trees.measure import Free, Measurement
 from posterior_trees.networks.backbone import Backbone
 from posterior_trees.networks.head import Leaves
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from posterior_trees.fast.predictor import FastPredictor
+    from posterior_trees.guarantee.certificate import Guarantee
 
 
 class TreePredictor(nn.Module):
@@ -58,6 +59,7 @@ class TreePredictor(nn.Module):
         self.channels = channels
         self.multiple, self.padding = multiple, padding
         self.name, self.about = name, about or {}
+        self._guarantee: Guarantee | None = None
 
     @property
     def depth(self) -> int:
@@ -75,19 +77,43 @@ class TreePredictor(nn.Module):
     def dtype(self) -> torch.dtype:
         return next(self.network.parameters()).dtype
 
+    @property
+    def guarantee(self) -> "Guarantee | None":
+        """What is promised about the trees of this predictor, as it is now; see `calibrate`."""
+        return self._guarantee
+
+    @guarantee.setter
+    def guarantee(self, guarantee: "Guarantee | None") -> None:
+        if guarantee is not None:
+            guarantee.check(self)
+        self._guarantee = guarantee
+
     def forward(self, y: Float[Tensor, "b *shape"]) -> Tree:
         check_brightness(y)
         y = self.measurement.blank(y)
-        return self.assemble(self.network(self.view(y)), y)
+        tree = self.assemble(self.network(self.view(y)), y)
+        if self._guarantee is not None and not self.training:
+            tree.guarantee = self._guarantee.bound_to(self)
+        return tree
+
+    @torch.inference_mode()
+    def typical(self, y: Float[Tensor, "b *shape"]) -> Float[Tensor, "b"]:
+        """How typical measurements are of those that the guarantee was made from: p-values. A small
+        one withdraws every promise; a large one is no certificate."""
+        if self._guarantee is None:
+            raise GuaranteeError(
+                "nothing is known of what this model was calibrated on: run ptrees calibrate"
+            )
+        return self._guarantee.typical(self, y)
 
     def view(self, y: Float[Tensor, "b *shape"]) -> Tensor:
         """What the network sees of `y`: an image padded to a size it can take."""
         seen = self.measurement.view(y)
         if seen.ndim == 3:
-            raise InputError(f"y is {tuple(y.shape)}; a batch (b, c, h, w) is needed: give y[None]")
+            raise ValueError(f"y is {tuple(y.shape)}; a batch (b, c, h, w) is needed: give y[None]")
         expected = self.measurement.channels(self.channels)
         if seen.ndim == 4 and expected and seen.shape[1] != expected:
-            raise InputError(
+            raise ValueError(
                 f"the measurement has {seen.shape[1]} channels, this model takes {expected}"
             )
         return pad(seen, self.multiple, self.padding).to(self.dtype)
@@ -137,7 +163,7 @@ class TreePredictor(nn.Module):
         y = self.measurement.observe(as_picture(picture, self).to(self.device))
         if needs_tiles(self, y.shape[-2:], tile):
             if len(y) != 1:
-                raise InputError(
+                raise ValueError(
                     f"{len(y)} pictures of {y.shape[-2]}×{y.shape[-1]} in one tensor: large ones "
                     "are cut into tiles, which are matched for each. Give one at a time, or tile=0"
                 )
@@ -161,7 +187,7 @@ def evaluating(module: nn.Module) -> Generator[None, None, None]:
 def check_brightness(y: Shaped[Tensor, "*shape"]) -> None:
     """Refuse integers: 255 would be 255 times white."""
     if not y.is_floating_point():
-        raise InputError(
+        raise ValueError(
             f"y is {y.dtype}; it must be floating-point numbers in [0, 1]: y / 255, or give "
             "pictures to predictor.predict, which scales them"
         )

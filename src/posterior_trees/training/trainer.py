@@ -15,9 +15,7 @@ import torch
 from lightning_fabric import Fabric
 
 from posterior_trees.data import ImageSet, grid_patches, load_images
-from posterior_trees.errors import RunError
 from posterior_trees.evaluation.score import validate
-from posterior_trees.guarantee.calibrate import calibrate_run, find_layer
 from posterior_trees.models.build import build_predictor, check_own
 from posterior_trees.models.checkpoint import find_difference, provenance, save_model, start_from
 from posterior_trees.pictures.nuclei.magnification import region_quantiles
@@ -30,7 +28,8 @@ from posterior_trees.training.devices import make_fabric
 from posterior_trees.training.feed import Feed
 from posterior_trees.training.health import Health, idle_options, warn_of_deafness
 from posterior_trees.training.learn import Learner
-from posterior_trees.training.run import Run, describe_images, name_images
+from posterior_trees.training.probabilities import calibrate_run, describe_order, find_layer
+from posterior_trees.training.run import Run, RunError, describe_images, name_images
 
 CHECK_EVERY = 50
 """Steps between looks at the loss: each look waits for the GPU."""
@@ -57,7 +56,7 @@ def fit(
     line and `watch(steps, first, total)` may wrap the steps in a progress bar, or end them early.
     Returns the predictor with its last weights, averaged if the recipe says so; `best.safetensors`
     holds the best ones. With `training.calibrate` that file's probabilities are calibrated at the
-    end of the run (`training/calibrate.py`); the predictor returned is as trained.
+    end of the run (`training/probabilities.py`); the predictor returned is as trained.
     """
     torch.manual_seed(recipe.seed)
     if predictor is None:
@@ -161,8 +160,12 @@ class Trainer:
         line["seconds"], line["epsilon"] = round(self.seconds, 2), self.learner.epsilon(epoch)
         is_last = self.step == self.total_steps
         line |= self.health.summary(line["epsilon"], is_last)
-        if epoch == 1 and (idle := idle_options(self.recipe)):
-            line["warnings"] = [*line.get("warnings", []), *idle]
+        if epoch == 1:
+            doubts = idle_options(self.recipe)
+            if self.recipe.training.calibrate and self.validation is not None:
+                doubts += describe_order(self.recipe, self.validation)
+            if doubts:
+                line["warnings"] = [*line.get("warnings", []), *doubts]
         weights = self.learner.swap_in_average()
         if self.validation is not None:
             scores = validate(self.predictor, self.validation, self.recipe)

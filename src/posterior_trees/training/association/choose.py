@@ -14,7 +14,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from posterior_trees.errors import InputError
 from posterior_trees.tree import Tree
 
 Winners = Sequence[Int[Tensor, "b _"]]
@@ -90,7 +89,7 @@ def per_level(rate: float | int | Sequence[float], depth: int) -> list[float]:
     if len(rates) == 1 or not depth:
         return rates[:1] * depth
     if len(rates) != depth:
-        raise InputError(
+        raise ValueError(
             f"{len(rates)} rates for a tree of depth {depth}; give one, or one for each level"
         )
     return rates

@@ -1,4 +1,4 @@
-r"""Calibrated probabilities: fitted on held-out images after training, free at prediction.
+r"""Fitted probabilities: to held-out images after training, free at prediction.
 
 A network that sees few images many times grows too sure of which leaf they reach. Its leaves may
 still be good, and its logits $z$ still know something; they are only too loud. So, with the network
@@ -24,6 +24,7 @@ and the prediction are those of any other model. Leaves stay the same. Their anc
 weighted by $\alpha$, move a little, and with them the path of a truth half-way between two of them.
 
 Deviation: the paper leaves the probabilities as trained. Off unless `training.calibrate` is true.
+(What `ptrees calibrate` makes are guarantees, of another kind: `guarantee/`.)
 """
 
 import json
@@ -34,14 +35,13 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from posterior_trees import store
-from posterior_trees.data import ImageSet
-from posterior_trees.errors import RunError
+from posterior_trees.data import ImageSet, find_groups
 from posterior_trees.evaluation.score import score
 from posterior_trees.measure import measured_batch
 from posterior_trees.models.checkpoint import load_weights, save_model
 from posterior_trees.predictor import TreePredictor
 from posterior_trees.recipe import Recipe
-from posterior_trees.training.run import Run, read_log
+from posterior_trees.training.run import Run, RunError, read_log
 
 FOLDS = 5
 SPREADS = (0.0, 0.1, 0.3, 1.0)
@@ -220,6 +220,19 @@ def find_layer(predictor: TreePredictor, images: ImageSet | None, seed: int) -> 
     place = predictor.measurement, seed, predictor.device
     _, y = measured_batch(images, torch.arange(1), *place)
     return find_logits(predictor, y)
+
+
+def describe_order(recipe: Recipe, images: ImageSet) -> list[str]:
+    """What to beware of where probabilities are fitted to groups that are not like those to come:
+    of cells, sorted wells made the NLL of the test wells 0.26 nats worse."""
+    data = recipe.data
+    if data.split_order != "sorted" or find_groups(images.names, data.split) is None:
+        return []
+    return [
+        "training.calibrate fits probabilities to validation images that come in groups, split in "
+        "the order of their names: such groups differ in kind, and what suits them may harm the "
+        "others. Set data.split_order='hash', or training.calibrate=false"
+    ]
 
 
 def calibrate(predictor: TreePredictor, images: ImageSet, recipe: Recipe) -> dict[str, Any]:

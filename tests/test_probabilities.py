@@ -8,12 +8,15 @@ import torch
 from posterior_trees_paper.toy.network import TreeMLP
 from torch import Tensor, nn
 
-import posterior_trees.guarantee.calibrate as module
+import posterior_trees.training.probabilities as module
 from posterior_trees import load, store, wrap
 from posterior_trees.data import ImageSet
-from posterior_trees.errors import RunError
 from posterior_trees.evaluation.score import score
-from posterior_trees.guarantee.calibrate import (
+from posterior_trees.measure import Denoise
+from posterior_trees.models.build import build_predictor
+from posterior_trees.networks import Leaves
+from posterior_trees.predictor import TreePredictor
+from posterior_trees.training.probabilities import (
     Calibration,
     calibrate,
     calibrate_run,
@@ -22,11 +25,7 @@ from posterior_trees.guarantee.calibrate import (
     solve,
     unchanged,
 )
-from posterior_trees.measure import Denoise
-from posterior_trees.models.build import build_predictor
-from posterior_trees.networks import Leaves
-from posterior_trees.predictor import TreePredictor
-from posterior_trees.training.run import Run, read_log
+from posterior_trees.training.run import Run, RunError, read_log
 from posterior_trees.training.trainer import fit
 
 FAST = ("optimizer.lr=0.02", "optimizer.head_lr=0.02", "training.epochs=4")
@@ -439,3 +438,22 @@ def test_a_new_run_from_a_calibrated_model_is_calibrated_itself(tmp_path, recipe
     abouts = [store.read_facts(tmp_path / f / "best.safetensors")["about"] for f in
               ("first", "second")]  # fmt: skip
     assert abouts[0]["calibration"] != abouts[1]["calibration"]
+
+
+def test_groups_in_the_order_of_their_names_are_warned_of_once(tmp_path, recipe, images):
+    """The wells that follow each other on a plate are not like the others."""
+    training, validation = images
+
+    def name(kept: ImageSet) -> ImageSet:
+        fields = [f"E{i // 4:02d}_s{i % 4}.png" for i in range(len(kept))]
+        return ImageSet(kept.x, kept.y, fields)
+
+    wells = name(training), name(validation)
+    changes = ("data.kind='images'", "data.split='well'", "training.calibrate=true")
+    for order, heard in (("sorted", 1), ("hash", 0)):
+        chosen = recipe(*FAST, *changes, f"data.split_order='{order}'")
+        fit(chosen, tmp_path / order, images=wells, accelerator="cpu")
+        said = "".join(
+            str(line.get("warnings", [])) for line in read_log(tmp_path / order / "log.jsonl")
+        )
+        assert said.count("data.split_order='hash'") == heard

@@ -1,0 +1,232 @@
+"""The certificate: scores of held-out images, what scaled them, and what they were made with.
+
+Any level can be asked of it, up to the finest that so many images or groups allow; beyond that an
+answer is empty of promise (the root, the whole range, an infinite radius), never narrow.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+from jaxtyping import Float
+from torch import Tensor
+
+from posterior_trees.errors import GuaranteeError, MeasureError
+from posterior_trees.guarantee import balls, boxes, cuts
+from posterior_trees.guarantee.answers import Ball, Cut, Interval, Scores, Terms, Withdrawn
+from posterior_trees.guarantee.boxes import Box, Grid
+from posterior_trees.guarantee.conformal import check_level, finest_level, p_values
+from posterior_trees.guarantee.measures import find_measure
+from posterior_trees.guarantee.numbers import Form, Measure, limits_of
+from posterior_trees.guarantee.prints import fingerprint_of, state_of
+from posterior_trees.guarantee.typical import Familiar, pooled_features
+from posterior_trees.predictor import TreePredictor, evaluating
+from posterior_trees.tree import Tree
+
+if TYPE_CHECKING:
+    from posterior_trees.guarantee.bank import Bank
+
+PREFIX = "guarantee."
+SCHEMA = 1
+OTHER = (
+    "the guarantee was made for another predictor: other weights, another dtype or another hole "
+    "make other trees. Calibrate what you run (ptrees calibrate), or set predictor.guarantee = None"
+)
+_SEEN: WeakKeyDictionary = WeakKeyDictionary()
+"""For a predictor the state that it was last seen in, and whether its guarantee holds for that."""
+
+
+@dataclass(eq=False)
+class Guarantee:
+    """Promises for the trees of one predictor; `calibrate` makes it."""
+
+    scores: dict[str, Scores]
+    fitted: dict[str, Tensor]
+    facts: dict[str, Any]
+    measures: dict[str, Measure] = field(default_factory=dict)
+    bank: "Bank | None" = None
+
+    @property
+    def n(self) -> int:
+        return self.facts["n"]
+
+    @property
+    def groups(self) -> int | None:
+        """How many groups the images were in; None if each stood for itself."""
+        return self.facts["groups"]
+
+    @property
+    def finest_level(self) -> float:
+        return finest_level(self.groups or self.n)
+
+    def terms(self, level: float) -> Terms:
+        return Terms.at(level, self.n, self.groups)
+
+    def check_level(self, level: float) -> None:
+        """Refuse a level finer than the data allow, and say what would allow it."""
+        check_level(level)
+        if level > self.finest_level + 1e-9:
+            things = "groups" if self.groups else "images"
+            raise GuaranteeError(
+                f"{100 * level:g} % is finer than {self.groups or self.n} {things} allow: they "
+                f"promise up to {100 * self.finest_level:.3g} %, and {100 * level:g} % needs "
+                f"{math.ceil(1 / (1 - level) - 1 - 1e-9)} {things} that score"
+            )
+
+    def check(self, predictor: TreePredictor) -> None:
+        """Refuse a predictor that is not the one these promises were made for."""
+        if self.facts["predictor"] != fingerprint_of(predictor):
+            raise GuaranteeError(OTHER)
+
+    def bound_to(self, predictor: TreePredictor) -> "Guarantee | Withdrawn":
+        """Itself, for the predictor that it was made for, as long as that does not change."""
+        state = state_of(predictor)
+        seen = _SEEN.get(predictor)
+        if seen is None or seen[:2] != (id(self), state):
+            fits = self.facts["predictor"] == fingerprint_of(predictor)
+            seen = _SEEN[predictor] = (id(self), state, fits)
+        return self if seen[2] else Withdrawn(OTHER)
+
+    def typical(self, predictor: TreePredictor, y: Float[Tensor, "b *shape"]) -> Tensor:
+        """The p-values of measurements; all features come from the predictor itself."""
+        self.check(predictor)
+        with evaluating(predictor), pooled_features(predictor.network) as pooled:
+            predictor(y)
+        return self.p_values(pooled[0].float())
+
+    def cut(self, tree: Tree, level: float, nodes: int | None = 3) -> list[Cut]:
+        key = "leaves" if nodes is None else f"cut{nodes}"
+        q = self._scores(key, f"cuts of at most {nodes} nodes").quantile(level)
+        layout = None if nodes is None else cuts.antichains(tree.branching, nodes)
+        terms = self.terms(level)
+        found = cuts.cut(tree, q, layout)
+        return [Cut(tuple(paths), tuple(masses), *terms) for paths, masses in found]
+
+    def ball(self, tree: Tree, level: float) -> Ball:
+        q = self._scores("ball", "balls").quantile(level)
+        hole = self.fitted["hole"].bool() if "hole" in self.fitted else None
+        sigma = balls.scale(balls.features(tree, hole), self.fitted["ball"])
+        leaves = tuple(tree.paths(tree.depth))
+        return Ball(leaves, q * sigma, *self.terms(level))
+
+    def interval(
+        self,
+        tree: Tree,
+        of: str | Sequence[int] | Measure,
+        level: float,
+        chosen: str = "before",
+    ) -> Interval:
+        if chosen not in ("before", "after"):
+            raise MeasureError(f"chosen is {chosen!r}: 'before' looking at the answers, or 'after'")
+        if isinstance(of, str):
+            return self._of_name(tree, of, level)
+        if not isinstance(of, Sequence):
+            return self._of_function(tree, of, level)
+        if len(of) != 4:
+            raise MeasureError(f"a box is (top, left, height, width), not {tuple(of)}")
+        box = Box(*of)
+        return (
+            self._after(tree, box, level) if chosen == "after" else self._before(tree, box, level)
+        )
+
+    def p_values(self, pooled: Float[Tensor, "b features"]) -> Float[Tensor, "b"]:
+        """How typical inputs are, by what the probability head reads of them."""
+        known = self._scores("typical", "whether an input is typical")
+        familiar = Familiar(*(self.fitted[f"familiar.{part}"] for part in Familiar._fields))
+        groups = None if known.groups is None else known.groups.long()
+        return p_values(known.values, familiar.distance(pooled.cpu()).float(), groups)
+
+    def named(self, name: str) -> Measure:
+        """The function behind a measure's name."""
+        if name not in self.facts["measures"]:
+            known = ", ".join(self.facts["measures"]) or "none"
+            raise MeasureError(
+                f"nothing is promised about {name!r}; measures of this calibration: {known}. Name "
+                "it when calibrating (measures={…}, or --measure), or give a function and a bank"
+            )
+        if name not in self.measures:
+            source = self.facts["measures"][name]["source"]
+            if source is None:
+                raise MeasureError(
+                    f"what {name!r} measures is not in the file: give the function that it was "
+                    f"calibrated with, guarantee.measures[{name!r}] = …"
+                )
+            self.measures[name] = find_measure(source)
+        return self.measures[name]
+
+    def _of_name(self, tree: Tree, name: str, level: float) -> Interval:
+        measure, kept = self.named(name), self.facts["measures"][name]
+        q = self._scores(f"measure.{name}", name).quantile(level)
+        low, high = Form(*kept["form"]).interval_of(tree, measure, name, q, kept["limits"])
+        return Interval(low, high, name, *self.terms(level))
+
+    def _of_function(self, tree: Tree, measure: Measure, level: float) -> Interval:
+        name = getattr(measure, "__name__", "the measure")
+        if self.bank is None:
+            raise MeasureError(
+                f"nothing is promised about {name}, a function given after calibrating: name it "
+                "then (measures={…}, or --measure MODULE:FUNCTION), or keep a bank of calibration "
+                "images (--bank N) and set guarantee.bank = Bank.load(FILE)"
+            )
+        if self.bank.prints != self.facts["predictor"]:
+            raise GuaranteeError("the bank is of another predictor than this calibration")
+        form, scores = self.bank.score(measure, name)
+        q, limits = scores.quantile(level), limits_of(measure)
+        low, high = form.interval_of(self.bank.shown(tree), measure, name, q, limits)
+        return Interval(low, high, name, *self.bank.terms(level))
+
+    def _before(self, tree: Tree, box: Box, level: float) -> Interval:
+        name = "box=" + ",".join(map(str, box))
+        if name in self.facts["measures"]:
+            return self._of_name(tree, name, level)
+        raise MeasureError(
+            f"no box {tuple(box)} was named when calibrating: name it ('{name}'), or ask for one "
+            "that may be chosen after looking, chosen='after'"
+        )
+
+    def _after(self, tree: Tree, box: Box, level: float) -> Interval:
+        q = self._scores("boxes", "boxes").quantile(level)
+        grid = self.grid
+        numbers, taken = grid.fill(box)
+        mean, variance = boxes.moments(tree, grid)
+        half = q * (variance + self.fitted["boxes"].double()).sqrt()
+        low, high = ((mean + way * half).clamp(0, 1)[:, numbers].mean(dim=1) for way in (-1, 1))
+        return Interval(low, high, taken, *self.terms(level))
+
+    @property
+    def grid(self) -> Grid:
+        kept = self.facts["grid"]
+        return Grid(Box(*kept["inside"]), tuple(kept["size"]), tuple(kept["step"]))
+
+    def _scores(self, key: str, what: str) -> Scores:
+        if key not in self.scores:
+            raise GuaranteeError(
+                f"this calibration promises nothing about {what}; it has {', '.join(self.scores)}"
+            )
+        return self.scores[key]
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All that a file keeps of it, beside `facts`."""
+        kept = {f"fitted.{name}": tensor for name, tensor in self.fitted.items()}
+        for name, (values, groups) in self.scores.items():
+            kept[f"scores.{name}"] = values
+            if groups is not None:
+                kept[f"groups.{name}"] = groups
+        return {PREFIX + name: tensor for name, tensor in kept.items()}
+
+    @classmethod
+    def of(cls, tensors: dict[str, Tensor], facts: dict[str, Any]) -> "Guarantee":
+        """The certificate that `tensors` and `facts` describe."""
+        if facts["guarantee"] > SCHEMA:
+            raise GuaranteeError(
+                f"the guarantee has schema {facts['guarantee']}, this version reads up to "
+                f"{SCHEMA}: upgrade posterior-trees"
+            )
+        parts: dict[str, dict[str, Tensor]] = {"fitted": {}, "scores": {}, "groups": {}}
+        for name, tensor in tensors.items():
+            part, _, key = name.removeprefix(PREFIX).partition(".")
+            parts[part][key] = tensor
+        scores = {k: Scores(v, parts["groups"].get(k)) for k, v in parts["scores"].items()}
+        return cls(scores, parts["fitted"], facts)

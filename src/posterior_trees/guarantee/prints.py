@@ -1,0 +1,31 @@
+"""What tells one predictor from another: weights, dtype and measurement."""
+
+import hashlib
+import json
+
+import torch
+
+from posterior_trees.predictor import TreePredictor
+
+
+def fingerprint_of(predictor: TreePredictor) -> str:
+    """Of all that a prediction depends on; a certificate is bound to it."""
+    digest = hashlib.sha256(str(predictor.dtype).encode())
+    measurement = predictor.measurement
+    numbers = {k: v for k, v in vars(measurement).items() if isinstance(v, int | float)}
+    numbers.pop("training", None)
+    digest.update(f"{type(measurement).__name__} {json.dumps(numbers, sort_keys=True)}".encode())
+    tensors = [*measurement.named_buffers(), *predictor.network.state_dict().items()]
+    for name, tensor in tensors:
+        values = tensor.detach().cpu().contiguous()
+        digest.update(f"{name} {values.dtype} {tuple(values.shape)}".encode())
+        digest.update(values.flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()[:16]
+
+
+def state_of(predictor: TreePredictor) -> tuple:
+    """What changes, at next to no cost to ask, whenever the fingerprint may have."""
+    tensors = [*predictor.network.parameters(), *predictor.network.buffers()]
+    tensors += predictor.measurement.buffers()
+    versions = sum(0 if t.is_inference() else t._version for t in tensors)
+    return predictor.dtype, id(predictor.measurement), id(predictor.network), versions
