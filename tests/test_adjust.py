@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from posterior_trees import Paired, TreePredictor, UNet
-from posterior_trees.data import DataError
+from posterior_trees.errors import DataError
 from posterior_trees.imaging.adjust import Adjustment, describe_misfit
 from posterior_trees.imaging.decode import decode_raw
 from posterior_trees.pictures.picture import read_picture

@@ -27,7 +27,7 @@ from torch import nn
 
 from posterior_trees import UNet, cli
 from posterior_trees.balance.shares import exact_form
-from posterior_trees.recipe import RecipeError
+from posterior_trees.errors import RecipeError
 
 CPU = torch.device("cpu")
 

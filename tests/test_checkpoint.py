@@ -12,14 +12,14 @@ from PIL import Image
 from torch import nn
 
 from posterior_trees import cli, load, store, wrap
+from posterior_trees.errors import ModelError, RunError
 from posterior_trees.measure import Denoise, Inpaint
 from posterior_trees.models import checkpoint
 from posterior_trees.models.build import build_predictor
-from posterior_trees.models.checkpoint import ModelError, find_model, load_recipe, save_model
+from posterior_trees.models.checkpoint import find_model, load_recipe, save_model
 from posterior_trees.predictor import TreePredictor
 from posterior_trees.recipe import read_recipe, write_recipe
 from posterior_trees.serve.start import model_card
-from posterior_trees.training.run import RunError
 from posterior_trees.training.trainer import fit
 
 

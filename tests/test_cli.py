@@ -18,8 +18,10 @@ from PIL import Image
 from posterior_trees import cli, store
 from posterior_trees.cli.train import describe_calibration, oddities
 from posterior_trees.data import ImageSet
+from posterior_trees.errors import InputError
 from posterior_trees.models.build import build_predictor
 from posterior_trees.models.checkpoint import save_model
+from posterior_trees.predictor import TreePredictor
 from posterior_trees.recipe import parse_recipe, read_recipe
 
 RECIPE = 'task = "digits_inpaint"\n[tree]\nbranching = 2\n[network]\nc_init = 1\n'
@@ -301,6 +303,34 @@ def test_numbers_go_into_a_new_folder(ptrees, place: Path, tmp_path: Path) -> No
     words = ["evaluate", place / "model.safetensors", "--data", place / "data", "--limit", "2"]
     assert ptrees(*words, "--json", file).code == 0
     assert json.loads(file.read_text())["n"] == 2
+
+
+@pytest.mark.parametrize(
+    ("error", "words", "is_bug"),
+    [
+        (None, "this is a bug, please report it", True),
+        (ValueError("not ours"), "ValueError: not ours", True),
+        (InputError("the value is 3"), "ptrees evaluate: the value is 3", False),
+        (torch.OutOfMemoryError("CUDA out of memory"), "out of memory: take a smaller", False),
+        (MemoryError(), "out of memory", False),
+    ],
+)
+def test_a_bug_shows_where_it_is_and_a_mistake_does_not(
+    ptrees, place, monkeypatch, error: Exception | None, words: str, is_bug: bool
+) -> None:
+    """The first is a product of matrices that do not fit, inside torch."""
+
+    def fail(*_: object) -> None:
+        if error:
+            raise error
+        torch.zeros(2, 3) @ torch.zeros(2, 3)
+
+    monkeypatch.setattr(TreePredictor, "forward", fail)
+    code, _, err = ptrees("evaluate", place / "model.safetensors", "--data", place / "data")
+    assert code == 1
+    assert words in err
+    assert ("Traceback" in err, "please report it" in err) == (is_bug, is_bug)
+    assert err.splitlines()[-1].startswith("ptrees evaluate: ")
 
 
 def test_debug_shows_the_traceback(ptrees, monkeypatch) -> None:

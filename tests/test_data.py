@@ -18,7 +18,6 @@ from rich.console import Console
 
 from posterior_trees import data
 from posterior_trees.data import (
-    DataError,
     ImageSet,
     StreamedImageSet,
     augment,
@@ -34,6 +33,7 @@ from posterior_trees.data.augment import transform
 from posterior_trees.data.patches import cover
 from posterior_trees.data.shift import move
 from posterior_trees.data.splits import SPLITS, split_names, well
+from posterior_trees.errors import DataError
 from posterior_trees.imaging.decode import decode, read_header
 from posterior_trees.recipe.sections import DataSpec
 

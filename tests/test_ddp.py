@@ -14,13 +14,14 @@ from lightning_fabric import Fabric
 from torch import Tensor
 
 from posterior_trees import store
+from posterior_trees.errors import RunError
 from posterior_trees.loss import Objective
 from posterior_trees.models.build import build_predictor
 from posterior_trees.networks import Leaves
 from posterior_trees.training.devices import gather_leaves, make_fabric
 from posterior_trees.training.feed import Feed
 from posterior_trees.training.learn import Learner
-from posterior_trees.training.run import Run, RunError, read_log
+from posterior_trees.training.run import Run, read_log
 from posterior_trees.training.trainer import Trainer, fit
 
 needs_gloo = pytest.mark.skipif(

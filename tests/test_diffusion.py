@@ -39,10 +39,9 @@ from tiny import RECIPE, make_blobs, make_recipe
 from posterior_trees import load, store
 from posterior_trees.baselines.process import Denoiser
 from posterior_trees.data import ImageSet, fingerprint
+from posterior_trees.errors import ModelError, RecipeError, RunError
 from posterior_trees.measure import Colorize, Denoise, Downsample, Inpaint, Paired
-from posterior_trees.models.checkpoint import ModelError
-from posterior_trees.recipe import RecipeError
-from posterior_trees.training.run import RunError, read_log
+from posterior_trees.training.run import read_log
 from posterior_trees.training.trainer import fit
 
 RECIPES = Path(__file__).parents[1] / "recipes" / "baselines"

@@ -13,7 +13,8 @@ from PIL import Image, ImageDraw
 
 from posterior_trees import Colorize, Inpaint, Paired, Tree, TreePredictor, UNet, cli, load
 from posterior_trees.assets import sample_digits
-from posterior_trees.data import DataError, find_folder, read_idx
+from posterior_trees.data import find_folder, read_idx
+from posterior_trees.errors import DataError
 from posterior_trees.pictures.digits.doubt import count_side_by_side, describe_doubt
 from posterior_trees.pictures.digits.find import THIN, check_takes_digits, find_digit, stroke_width
 from posterior_trees.pictures.picture import read_picture

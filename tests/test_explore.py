@@ -17,6 +17,7 @@ import torch
 from PIL import Image
 
 from posterior_trees import Tree, grow
+from posterior_trees.errors import InputError
 from posterior_trees.explore import page, save_page, show
 from posterior_trees.explore.export import MODULES, SERVED, static
 from posterior_trees.explore.measures import brightness, count_bright
@@ -269,6 +270,8 @@ def test_a_measure_is_taken_of_every_leaf_that_is_there() -> None:
     assert example["measures"] == {"brightness": pytest.approx(expected)}
     with pytest.raises(ValueError, match="the measure 'bad' gave nan"):
         page(trees, measures={"bad": lambda image: math.nan})
+    with pytest.raises(InputError, match="the measure 'own' failed: IndexError"):
+        page(trees, measures={"own": lambda image: image[7]})
 
 
 def test_bright_regions_are_counted_once_each() -> None:

@@ -6,8 +6,8 @@ from tiny import make_tree
 
 from posterior_trees import grow
 from posterior_trees.data import ImageSet
+from posterior_trees.errors import RecipeError
 from posterior_trees.loss import objective
-from posterior_trees.recipe import RecipeError
 from posterior_trees.training.association.choose import Association
 from posterior_trees.training.association.focus import errors_regarded, inside, without_light
 from posterior_trees.training.trainer import fit

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 import posterior_trees.training.probabilities as module
 from posterior_trees import load, store, wrap
 from posterior_trees.data import ImageSet
+from posterior_trees.errors import RunError
 from posterior_trees.evaluation.score import score
 from posterior_trees.measure import Denoise
 from posterior_trees.models.build import build_predictor
@@ -25,7 +26,7 @@ from posterior_trees.training.probabilities import (
     solve,
     unchanged,
 )
-from posterior_trees.training.run import Run, RunError, read_log
+from posterior_trees.training.run import Run, read_log
 from posterior_trees.training.trainer import fit
 
 FAST = ("optimizer.lr=0.02", "optimizer.head_lr=0.02", "training.epochs=4")

@@ -9,6 +9,7 @@ import sys
 import tomllib
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,9 +18,10 @@ from PIL import Image
 from posterior_trees_paper.compare.inputs import save_inputs
 from posterior_trees_paper.compare.methods import Inputs
 
-from posterior_trees import Inpaint
+from posterior_trees import Inpaint, psnr
 from posterior_trees.cli import make_parser
 from posterior_trees.recipe import Recipe, parse_recipe
+from posterior_trees.training.run import read_log
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -70,6 +72,34 @@ def test_python_on_the_page_runs(page: Path, workplace: Path) -> None:
     names: dict[str, object] = {"__name__": "__main__"}
     for line, text in find_blocks(page, "python"):
         exec(compile("\n" * line + text, str(page), "exec"), names)
+
+
+def run_blocks(page: Path, *words: str) -> dict[str, Any]:
+    """What is named after those blocks of a page that say one of `words`."""
+    names: dict[str, Any] = {"__name__": "__main__"}
+    for _, text in find_blocks(page, "python"):
+        if any(word in text for word in words):
+            exec(text, names)
+    return names
+
+
+@pytest.mark.parametrize(
+    ("page", "loop"), [("README.md", "epsilon_at("), ("docs/own_images.md", "epochs = ")]
+)
+def test_examples_train_what_they_show(page: str, loop: str, workplace: Path) -> None:
+    """A loop ends with leaves that have parted: each level is better than the one above it."""
+    torch.manual_seed(0)
+    names = run_blocks(ROOT / page, loop)
+    x, net = names["x"], names.get("net") or names["predictor"]
+    x = x if x.is_floating_point() else x / 255
+    if "eps" in names:
+        assert names["eps"] < 0.1
+    else:
+        assert read_log(Path("runs/squares/log.jsonl"))[-1]["epsilon"] < 0.1
+    with torch.no_grad():
+        tree = net(net.measure(x))
+    assert (psnr(tree, x).mean(dim=0).diff() > 2).all()
+    assert tree.descend(x)[:, -1].bincount(minlength=net.num_leaves).min() > 0
 
 
 @pytest.mark.parametrize("page", pages_with("sh"))

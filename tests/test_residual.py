@@ -6,12 +6,12 @@ import torch
 from tiny import make_blobs, make_recipe
 from torch import Tensor, nn
 
+from posterior_trees.errors import RecipeError
 from posterior_trees.measure import Inpaint
 from posterior_trees.metrics import psnr
 from posterior_trees.models.build import build_predictor
 from posterior_trees.networks.residual import Attention, ChannelNorm, Ladder, ResidualUNet, Stage
 from posterior_trees.predictor import TreePredictor
-from posterior_trees.recipe import RecipeError
 from posterior_trees.training.trainer import fit
 
 

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 
 from posterior_trees import store
-from posterior_trees.store import StoreError
+from posterior_trees.errors import StoreError
 
 
 def some_tensors() -> dict[str, torch.Tensor]:

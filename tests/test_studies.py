@@ -37,8 +37,9 @@ from posterior_trees_paper.toy.clustering import Posterior, align, cluster, meas
 from standins import make_standins
 
 from posterior_trees import Tree, cli, entropy, grow, store, tree_loss
-from posterior_trees.data import DataError, ImageSet
-from posterior_trees.recipe import RecipeError, write_recipe
+from posterior_trees.data import ImageSet
+from posterior_trees.errors import DataError, RecipeError
+from posterior_trees.recipe import write_recipe
 from posterior_trees.toys import GaussianMixture
 
 ROOT = Path(__file__).parents[1]

@@ -13,10 +13,11 @@ from standins import make_standins
 
 from posterior_trees import cli, grow, load, store
 from posterior_trees.data import grid_patches, load_evaluation, load_split
+from posterior_trees.errors import RecipeError
 from posterior_trees.loss import objective
 from posterior_trees.measure import Colorize, Inpaint, Paired
 from posterior_trees.models.build import build_measurement, build_predictor
-from posterior_trees.recipe import Recipe, RecipeError, parse_recipe, read_recipe, write_recipe
+from posterior_trees.recipe import Recipe, parse_recipe, read_recipe, write_recipe
 from posterior_trees.recipe.tasks import TASKS
 from posterior_trees.training.association.choose import Association
 from posterior_trees.training.association.conscience import (

@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import io
 import itertools
 import json
 import math
@@ -26,18 +27,19 @@ import torch._functorch.config as tracing
 from lightning_fabric import Fabric
 from lightning_fabric.plugins.precision import MixedPrecision
 from PIL import Image
+from rich.console import Console
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from posterior_trees import LeafBalancer, Tree, cli, load, store
-from posterior_trees.data import DataError, ImageSet, fingerprint
+from posterior_trees.data import ImageSet, fingerprint
+from posterior_trees.errors import DataError, ModelError, RunError
 from posterior_trees.fast.graph import Capture
 from posterior_trees.loss import Objective, epsilon_at, probability_loss, tree_loss
 from posterior_trees.measure import Inpaint
 from posterior_trees.models.build import build_predictor
-from posterior_trees.models.checkpoint import ModelError
 from posterior_trees.predictor import TreePredictor
-from posterior_trees.progress import Progress, track
+from posterior_trees.progress import Progress, in_words, track
 from posterior_trees.recipe import read_recipe
 from posterior_trees.recipe.sections import OptimizerSpec
 from posterior_trees.seeding import seed_device
@@ -52,7 +54,7 @@ from posterior_trees.training.health import (
 )
 from posterior_trees.training.optimize import Schedule, load_slots, make_optimizer
 from posterior_trees.training.order import Order
-from posterior_trees.training.run import Run, RunError, read_log
+from posterior_trees.training.run import Run, read_log
 from posterior_trees.training.trainer import Trainer, fit
 
 FAST = ("optimizer.lr=0.02", "optimizer.head_lr=0.02")
@@ -863,6 +865,7 @@ def test_a_head_that_does_not_listen_is_announced_with_advice(tmp_path, recipe, 
     heard = ["same probabilities" in "".join(line.get("warnings", [])) for line in lines]
     assert heard == [False, True, True, True]
     assert "network.head_norm='batch'" in lines[-1]["warnings"][-1]
+    assert "this is the truth, or the head has not learned" in lines[-1]["warnings"][-1]
 
 
 @pytest.mark.parametrize(
@@ -938,6 +941,57 @@ def test_without_a_terminal_a_long_loop_says_in_lines_how_far_it_is(
     assert capsys.readouterr().err.splitlines() == lines
 
 
+def run_of(steps: int, seconds: float, monkeypatch, console: Console | None = None) -> Progress:
+    """A run of epochs of four steps, each of so many seconds after a first that compiles."""
+    now = itertools.chain([0.0, 50.0], itertools.count(50.0 + seconds, seconds))
+    clock = SimpleNamespace(monotonic=now.__next__)
+    monkeypatch.setattr("posterior_trees.progress.time", clock)
+    with Progress("learning", per_epoch=4, can_stop=False) as progress:
+        progress.console = console or progress.console
+        for step in progress.steps(iter(range(steps)), 0, steps):
+            if step % 4 == 3:
+                numbers = dict.fromkeys(("root_mse", "nll", "entropy", "epsilon", "lr"), 0.0)
+                scores = {"val_psnr": [20.0] * 4, "val_nll": [0.0] * 4, "seconds": 1.0}
+                progress.epoch({"epoch": step // 4 + 1, "step": step + 1, **numbers, **scores})
+    return progress
+
+
+def test_a_long_run_says_how_long_it_takes_once_it_knows(capsys, monkeypatch):
+    run_of(40, 3.0, monkeypatch)
+    said = capsys.readouterr().out.splitlines()
+    first = next(line for line in said if line.startswith("learning: 3 s a step"))
+    assert first == "learning: 3 s a step, 9 s left of epoch 2, 2 min left of the run"
+    epochs = [line for line in said if line.startswith("epoch")]
+    assert epochs[4].endswith("(1 s, 60 s left)")
+    assert epochs[-1].endswith("(1 s)")
+    run_of(40, 0.1, monkeypatch)  # of a short run nobody asks
+    assert "learning: 0.1 s" not in capsys.readouterr().out
+
+
+def test_lines_of_a_run_do_not_wrap_where_nobody_reads_them_in_a_terminal(capsys, monkeypatch):
+    run_of(8, 0.1, monkeypatch)
+    said = capsys.readouterr().out.splitlines()
+    assert [line.startswith(("epoch", "learning")) for line in said] == [True] * len(said)
+    assert max(map(len, said)) > 120
+
+
+def test_in_a_terminal_the_bar_has_the_time_that_is_left(monkeypatch):
+    drawn = io.StringIO()
+    monkeypatch.setattr(
+        "posterior_trees.progress.Console",
+        lambda quiet: Console(file=drawn, force_terminal=True, width=160),
+    )
+    progress = run_of(40, 3.0, monkeypatch)
+    assert re.search(r"40/40\S* 3 s a step, 0 s left of the run", drawn.getvalue())
+    assert progress.left(37) == "3 s a step, 9 s left of epoch 10, 9 s left of the run"
+
+
+@pytest.mark.parametrize(("seconds", "words"), [(3, "3 s"), (99, "99 s"), (240, "4 min"),
+                         (6_000, "1.7 h"), (200_000, "2.3 days")])  # fmt: skip
+def test_times_are_told_as_people_tell_them(seconds, words):
+    assert in_words(seconds) == words
+
+
 @pytest.mark.parametrize("is_quiet", [False, True])
 def test_without_a_terminal_a_training_is_heard_of_before_its_first_epoch(
     capsys, monkeypatch, is_quiet
@@ -946,8 +1000,12 @@ def test_without_a_terminal_a_training_is_heard_of_before_its_first_epoch(
     monkeypatch.setattr("posterior_trees.progress.time", clock)
     with Progress("learning", can_stop=False, is_quiet=is_quiet) as progress:
         assert list(progress.steps(iter(range(7, 12)), 7, 12)) == [7, 8, 9, 10, 11]
-    expected = ["continuing at step 7 of 12", "learning: step 9 of 12  (11 s)",
-                "learning: step 11 of 12  (30 s)", "learning: step 12 of 12  (100 s)"]  # fmt: skip
+    expected = [
+        "continuing at step 7 of 12",
+        "learning: step 9 of 12  (11 s, 7 s a step, 21 s left of the run)",
+        "learning: step 11 of 12  (30 s, 8.7 s a step, 9 s left of the run)",
+        "learning: step 12 of 12  (100 s, 24 s a step, 0 s left of the run)",
+    ]
     assert capsys.readouterr().out.splitlines() == ([] if is_quiet else expected)
 
 

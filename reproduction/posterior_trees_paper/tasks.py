@@ -30,6 +30,7 @@ from torch import Tensor
 
 from posterior_trees import store
 from posterior_trees.data import ImageSet, find_groups, load_evaluation
+from posterior_trees.errors import InputError, PosteriorTreesError, words_for
 from posterior_trees.evaluation.examples import save_examples
 from posterior_trees.evaluation.score import report, score, seconds_per_image
 from posterior_trees.measure import hole_of
@@ -81,12 +82,14 @@ def run_study(
         start = time.monotonic()
         try:
             if name in unfit:
-                raise ValueError(unfit[name])
+                raise InputError(unfit[name])
             say(f"{name}: training" + ("" if left is None else f" for at most {left:.0f} s"))
             train(recipe, runs / name, data, left, accelerator, say)
             row = judge(recipe, runs / name, out, load_evaluation(recipe.data, data, "test"))
-        except (ValueError, RuntimeError, OSError) as error:
-            row = {"state": "failed", "message": str(error)}
+        except Exception as error:
+            if not (words := words_for(error)):
+                raise
+            row = {"state": "failed", "message": words}
         row = {"name": name, **row, "wall_seconds": round(time.monotonic() - start, 1)}
         rows.append(row)
         say(f"{name}: {row['state']} {row.get('message', '')}".rstrip())
@@ -100,7 +103,7 @@ def find_problem(recipe: Recipe, data: str | PathLike[str] | None) -> str:
     """What is wrong with the images that will judge it; a training of hours should not find out."""
     try:
         load_evaluation(recipe.data, data, "test")
-    except (ValueError, RuntimeError, OSError) as error:
+    except (PosteriorTreesError, OSError) as error:
         return str(error)
     return ""
 

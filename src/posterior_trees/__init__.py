@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from posterior_trees.balance import LeafBalancer
     from posterior_trees.clustering import hierarchical_kmeans
+    from posterior_trees.errors import PosteriorTreesError
     from posterior_trees.explore import show
     from posterior_trees.guarantee.certify import calibrate
     from posterior_trees.loss import epsilon_at, probability_loss, tree_loss
@@ -33,6 +34,7 @@ __all__ = [
     "Measurement",
     "Node",
     "Paired",
+    "PosteriorTreesError",
     "Tree",
     "TreePredictor",
     "UNet",
@@ -53,6 +55,7 @@ __all__ = [
 _HOMES = {
     "balance": ("LeafBalancer",),
     "clustering": ("hierarchical_kmeans",),
+    "errors": ("PosteriorTreesError",),
     "explore": ("show",),
     "guarantee.certify": ("calibrate",),
     "loss": ("epsilon_at", "probability_loss", "tree_loss"),

@@ -25,6 +25,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from posterior_trees.errors import InputError
 from posterior_trees.tree import Tree, grow, layout, level_sizes
 
 MAX_ITERATIONS = 300
@@ -54,7 +55,7 @@ def hierarchical_kmeans(
     tensor([0.0500, 5.0500])
     """
     if depth is None and isinstance(branching, int):
-        raise ValueError(f"branching is the one number {branching}; give its depth too")
+        raise InputError(f"branching is the one number {branching}; give its depth too")
     levels = layout(branching, depth=depth)
     _check(samples, levels, depth, restarts)
     parents = sum(level_sizes(levels)[:-1])
@@ -89,13 +90,13 @@ def kmeans(
 
 def _check(samples: Tensor, levels: tuple[int, ...], depth: int | None, restarts: int) -> None:
     if depth is not None and len(levels) != depth:
-        raise ValueError(f"branching {levels} has {len(levels)} levels, but depth is {depth}")
+        raise InputError(f"branching {levels} has {len(levels)} levels, but depth is {depth}")
     if 0 in samples.shape:
-        raise ValueError(f"samples are {tuple(samples.shape)}; an image needs at least one sample")
+        raise InputError(f"samples are {tuple(samples.shape)}; an image needs at least one sample")
     if restarts < 1:
-        raise ValueError(f"restarts is {restarts}; K-means runs at least once")
+        raise InputError(f"restarts is {restarts}; K-means runs at least once")
     if not torch.stack(samples.aminmax()).isfinite().all():
-        raise ValueError("samples hold NaN or infinite values; drop those samples first")
+        raise InputError("samples hold NaN or infinite values; drop those samples first")
 
 
 def _chunks(samples: Tensor, levels: tuple[int, ...], restarts: int) -> Iterator[slice]:

@@ -1,13 +1,56 @@
-"""The one error of this part: the data is missing, broken or does not fit the recipe."""
+"""The family of our errors: each refuses something on purpose, names it and says what to do.
+
+The command line and the explorer's server turn these (and `OSError`) into messages. Anything else
+is a bug: it shows its traceback.
+"""
 
 
-class DataError(ValueError):
-    """A problem with the user's data; the message names the file and says what to do."""
+class PosteriorTreesError(Exception):
+    """A deliberate refusal."""
 
 
-class GuaranteeError(ValueError):
+class InputError(PosteriorTreesError, ValueError):
+    """A value, a picture or an option that cannot be used."""
+
+
+class DataError(InputError):
+    """The user's data are missing, broken or do not fit; the message names the file."""
+
+
+class ModelError(InputError):
+    """A model that cannot be loaded."""
+
+
+class RecipeError(InputError):
+    """A recipe that cannot be used."""
+
+
+class StoreError(InputError):
+    """A file of ours that cannot be read or written."""
+
+
+class RunError(PosteriorTreesError, RuntimeError):
+    """A run that cannot go on."""
+
+
+class MissingError(PosteriorTreesError, RuntimeError):
+    """An optional package or a device that is not there."""
+
+
+class GuaranteeError(InputError):
     """A promise that cannot be given, with the reason and what would allow it."""
 
 
 class MeasureError(GuaranteeError):
     """A measure without a promise, or one that fails on an image."""
+
+
+def words_for(error: BaseException) -> str:
+    """What to tell the user; nothing if it is a bug."""
+    if isinstance(error, PosteriorTreesError | OSError):
+        return str(error) or type(error).__name__
+    kinds = {kind.__name__ for kind in type(error).__mro__}  # torch need not be imported to ask
+    text = str(error).partition("\n")[0]
+    if kinds & {"MemoryError", "OutOfMemoryError"} or "can't allocate memory" in text:
+        return f"out of memory: take a smaller batch, or smaller tiles of a large picture ({text})"
+    return ""

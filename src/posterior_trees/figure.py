@@ -25,6 +25,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from torch import Tensor
 
+from posterior_trees.errors import InputError
 from posterior_trees.tree import Tree, level_sizes
 
 FORMATS = (".png", ".jpg", ".svg", ".pdf")
@@ -46,7 +47,7 @@ def draw(
     `path` holds node indices as `tree.descend(x)` returns them; that path is highlighted.
     """
     if len(tree) != 1:
-        raise ValueError(
+        raise InputError(
             f"draw shows one image's tree, got a batch of {len(tree)}: "
             "choose one with tree[i], or use draw_grid"
         )
@@ -97,7 +98,7 @@ def save_figure(
     """Write the figure of one or several trees; the extension chooses PNG, JPEG, SVG or PDF."""
     file = Path(file)
     if file.suffix.lower() not in FORMATS:
-        raise ValueError(f"cannot write {file}: a figure's name ends in {', '.join(FORMATS)}")
+        raise InputError(f"cannot write {file}: a figure's name ends in {', '.join(FORMATS)}")
     figure = draw_grid(tree, y=y, x=x, path=path, names=names, title=title)
     try:
         figure.savefig(file, dpi=dpi)
@@ -188,7 +189,7 @@ class _Sheet:
                     continue
                 what = f"node {child_numbers[node]} of image {self.row}"
                 if np.isnan(prob):
-                    raise ValueError(f"{what} has probability NaN; probabilities must be numbers")
+                    raise InputError(f"{what} has probability NaN; probabilities must be numbers")
                 _write(self.canvas, middle, top - 0.05, f"{prob:.2f}" if level else "Mean")
                 on_path = path is not None and path[level] == node
                 color, line = (HIGHLIGHT, 1.8) if on_path else (INK, 0.5)
@@ -246,7 +247,7 @@ def _to_pixels(image: Float[Tensor, "c h w"], what: str) -> np.ndarray:
     values = image.detach().cpu().double().numpy()
     bad = int(np.size(values) - np.isfinite(values).sum())
     if bad:
-        raise ValueError(
+        raise InputError(
             f"{what} has {bad} NaN or infinite pixels of {values.size}; "
             "a figure needs finite values: look for a training run that diverged"
         )
@@ -256,19 +257,19 @@ def _to_pixels(image: Float[Tensor, "c h w"], what: str) -> np.ndarray:
 
 def _check(trees: Tree, *, y, x, path, names) -> None:
     if len(trees.shape) != 3:
-        raise ValueError(f"nodes have shape {tuple(trees.shape)}; a figure draws images (c, h, w)")
+        raise InputError(f"nodes have shape {tuple(trees.shape)}; a figure draws images (c, h, w)")
     for name, batch in {"tree": trees.root, "y": y, "x": x}.items():
         if batch is not None and batch.shape[1] not in (1, 3):
-            raise ValueError(
+            raise InputError(
                 f"{name} has {batch.shape[1]} channels; a figure draws 1 (grey) or 3 (RGB)"
             )
     for name, batch in {"y": y, "x": x, "path": path, "names": names}.items():
         if batch is not None and len(batch) != len(trees):
-            raise ValueError(
+            raise InputError(
                 f"{name} holds {len(batch)} images, the tree {len(trees)}: give one for each"
             )
     if path is not None and path.shape[1] != trees.depth + 1:
-        raise ValueError(
+        raise InputError(
             f"path names {path.shape[1]} nodes; in a tree of depth {trees.depth} it goes through "
             f"{trees.depth + 1}, root first, as tree.descend(x) returns them"
         )

@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from posterior_trees.errors import InputError
 from posterior_trees.training.association.choose import Association
 from posterior_trees.tree import Tree
 
@@ -107,7 +108,7 @@ def epsilon_at(epoch: float | int, start: float | int = 5.0, scale: float | int 
     (1.0, 0.368)
     """
     if scale <= 0:
-        raise ValueError(f"scale is {scale}; the annealing needs a positive number of epochs")
+        raise InputError(f"scale is {scale}; the annealing needs a positive number of epochs")
     return math.exp(-max(epoch - start, 0.0) / scale)
 
 

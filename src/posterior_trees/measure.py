@@ -19,6 +19,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from posterior_trees.errors import InputError
+
 if TYPE_CHECKING:
     from posterior_trees.data import ImageSet
 
@@ -72,7 +74,7 @@ class Inpaint(Measurement):
     def __init__(self, hole: Bool[Tensor, "*space"], fill: float | int = 0.5) -> None:
         super().__init__()
         if not hole.any() or hole.all():
-            raise ValueError("the hole must hide some pixels and leave some; this one hides "
+            raise InputError("the hole must hide some pixels and leave some; this one hides "
                              f"{int(hole.sum())} of {hole.numel()}")  # fmt: skip
         self.register_buffer("hole", hole, persistent=False)
         self.fill = fill
@@ -91,7 +93,7 @@ class Inpaint(Measurement):
         edges = []
         for (first, last), have, base in zip((rows, columns), size, of or size, strict=True):
             if not 0 <= first <= last < base:
-                raise ValueError(f"the box {first}…{last} lies outside 0…{base - 1}")
+                raise InputError(f"the box {first}…{last} lies outside 0…{base - 1}")
             edges.append((round(first * have / base), round((last + 1) * have / base)))
         hole = torch.zeros(size, dtype=torch.bool)
         hole[edges[0][0] : edges[0][1], edges[1][0] : edges[1][1]] = True
@@ -114,7 +116,7 @@ class Inpaint(Measurement):
     def _check(self, x: Tensor) -> None:
         space = x.shape[x.ndim - self.hole.ndim :]
         if space != self.hole.shape:
-            raise ValueError(
+            raise InputError(
                 f"the mask is {'×'.join(map(str, self.hole.shape))} but the image is "
                 f"{'×'.join(map(str, space))}: resize the image to the mask's size"
             )
@@ -137,7 +139,7 @@ class Colorize(Measurement):
 
     def channels(self, of_x):
         if of_x != 3:
-            raise ValueError(f"colourisation predicts 3 channels, the data have {of_x}")
+            raise InputError(f"colourisation predicts 3 channels, the data have {of_x}")
         return 1
 
 
@@ -149,7 +151,7 @@ class Denoise(Measurement):
     def __init__(self, sigma: float | int) -> None:
         super().__init__()
         if not sigma > 0:
-            raise ValueError(f"the noise has sigma {sigma}; it must be positive")
+            raise InputError(f"the noise has sigma {sigma}; it must be positive")
         self.sigma = sigma
 
     def forward(self, x, generator=None):
@@ -164,12 +166,12 @@ class Downsample(Measurement):
     def __init__(self, factor: int) -> None:
         super().__init__()
         if factor < 2:
-            raise ValueError(f"the downsampling factor is {factor}; it must be 2 or more")
+            raise InputError(f"the downsampling factor is {factor}; it must be 2 or more")
         self.factor = factor
 
     def forward(self, x, generator=None):
         if x.shape[-1] % self.factor or x.shape[-2] % self.factor:
-            raise ValueError(
+            raise InputError(
                 f"an image of {x.shape[-2]}×{x.shape[-1]} does not divide into blocks of "
                 f"{self.factor}×{self.factor}: crop it to a multiple of {self.factor}"
             )
@@ -201,7 +203,7 @@ class Paired(Measurement):
         self.is_residual = is_residual and input_channels in (1, channels)
 
     def forward(self, x, generator=None):
-        raise ValueError(
+        raise InputError(
             "this task is trained on pairs: its measurements come with the data and cannot be "
             "made from the clean image"
         )

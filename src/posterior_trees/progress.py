@@ -8,27 +8,40 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    ProgressColumn,
+    TextColumn,
+    TimeRemainingColumn,
+)
 from rich.progress import Progress as Bar
 
 Item = TypeVar("Item")
 LINE_EVERY = 10.0
 """Seconds before the first line, and between lines, where a bar cannot be drawn."""
+FIRST_STEPS = 5
+"""Steps after which a run says how long it takes, if that is more than a minute. The very first may
+compile, and does not count."""
 
 
 class Progress:
-    """Follows a training run: a bar over its steps and one line per epoch. Where there is no
-    terminal, some steps get a line too, each after twice the time of the one before: the first
-    epoch can take long. What to do about a warning is said once; the log has it for every epoch.
+    """Follows a training run: a bar over its steps and one line per epoch, with the time of a step
+    and what is left of the epoch (of `per_epoch` steps, if that is known) and of the run. Where
+    there is no terminal, some steps get a line too, each after twice the time of the one before:
+    the first epoch can take long. A warning's advice is said once; the log has it for every epoch.
 
     Asked to stop (Ctrl-C, SIGTERM) it ends the steps after the present one, so that the trainer
     can save, and `is_stopped`; asked once more, all ends at once. Of several processes one speaks.
     """
 
-    def __init__(self, title: str, *, can_stop: bool = True, is_quiet: bool = False) -> None:
-        self.title, self.console = title, Console(quiet=is_quiet)
+    def __init__(
+        self, title: str, *, per_epoch: int = 0, can_stop: bool = True, is_quiet: bool = False
+    ) -> None:
+        self.title, self.per_epoch, self.console = title, per_epoch, Console(quiet=is_quiet)
         self.can_stop, self.is_asked, self.is_stopped = can_stop, False, False
-        self.bar = _bar(self.console)
+        self.bar = _bar(self.console, TextColumn("{task.fields[pace]}"))
+        self.pace, self.total = 0.0, 0
         self.advice: set[str] = set()
 
     def __enter__(self) -> "Progress":
@@ -40,21 +53,37 @@ class Progress:
 
     def steps(self, steps: Iterator[int], first: int, total: int) -> Iterator[int]:
         if first:
-            self.console.print(f"continuing at step {first} of {total}")
-        task = self.bar.add_task(self.title, total=total, completed=first)
-        start, due = time.monotonic(), LINE_EVERY
+            self.say(f"continuing at step {first} of {total}")
+        task = self.bar.add_task(self.title, total=total, completed=first, pace="")
+        start, due, self.total = time.monotonic(), LINE_EVERY, total
+        warm = start
         with self._stopping():
             for step in steps:
                 if self.is_asked:
                     self.is_stopped = True
                     return
                 yield step
-                self.bar.update(task, completed=step + 1)
-                seconds = time.monotonic() - start
-                if not self.console.is_terminal and seconds >= due:
-                    due = 2 * seconds
-                    text = f"{self.title}: step {step + 1} of {total}  ({seconds:.0f} s)"
-                    self.console.print(text, highlight=False)
+                now, done = time.monotonic(), step + 1 - first
+                self.pace = (now - warm) / max(done - 1, 1)
+                warm = now if done == 1 else warm
+                self.bar.update(task, completed=step + 1, pace=self.left(step + 1))
+                if done == FIRST_STEPS and self.pace * (total - step) > 60:
+                    self.say(f"{self.title}: {self.left(step + 1)}")
+                if not self.console.is_terminal and now - start >= due:
+                    due = 2 * (now - start)
+                    so_far = f"{now - start:.0f} s, {self.left(step + 1)}"
+                    self.say(f"{self.title}: step {step + 1} of {total}  ({so_far})")
+
+    def left(self, step: int) -> str:
+        """The time of a step, and what is left after so many of the epoch and of the run."""
+        text = f"{self.pace:.2g} s a step" if self.pace < 100 else f"{in_words(self.pace)} a step"
+        if self.per_epoch and (epoch := -step % self.per_epoch):
+            text += f", {in_words(self.pace * epoch)} left of epoch {step // self.per_epoch + 1}"
+        return f"{text}, {in_words(self.pace * (self.total - step))} left of the run"
+
+    def say(self, text: str, style: str | None = None) -> None:
+        """A line, which a terminal may wrap and nobody else."""
+        self.console.print(text, style=style, highlight=False, markup=False, soft_wrap=True)
 
     @contextmanager
     def _stopping(self) -> Generator[None, None, None]:
@@ -72,7 +101,7 @@ class Progress:
         if self.is_asked:
             raise KeyboardInterrupt
         self.is_asked = True
-        self.console.print("stopping after this step (once more: at once)", highlight=False)
+        self.say("stopping after this step (once more: at once)")
 
     def epoch(self, line: dict[str, Any]) -> None:
         text = f"epoch {line['epoch']:4d}  root mse {line['root_mse']:.5f}  nll {line['nll']:.3f}"
@@ -81,13 +110,23 @@ class Progress:
             psnr = " / ".join(f"{v:.2f}" for v in line["val_psnr"])
             nll = " / ".join(f"{v:.3f}" for v in line["val_nll"][1:])
             text += f"  | validation psnr {psnr}  nll {nll}"
-        self.console.print(f"{text}  ({line['seconds']:.0f} s)", highlight=False)
+        text += f"  ({line['seconds']:.0f} s"
+        if left := self.pace and self.total - line["step"]:
+            text += f", {in_words(self.pace * left)} left"
+        self.say(f"{text})")
         for warning in line.get("warnings", []):
             _, _, advice = warning.partition(": ")
             if advice not in self.advice:
                 self.advice.add(advice)
-                self.console.print(f"warning: {warning}", style="yellow", highlight=False,
-                                   markup=False)  # fmt: skip
+                self.say(f"warning: {warning}", "yellow")
+
+
+def in_words(seconds: float | int) -> str:
+    """A time as people say it: 45 s, 12 min, 3.4 h, 2.1 days."""
+    for size, unit, most in ((1, "s", 100), (60, "min", 100), (3600, "h", 48)):
+        if seconds / size < most:
+            return f"{seconds / size:.{1 if unit == 'h' else 0}f} {unit}"
+    return f"{seconds / 86400:.1f} days"
 
 
 def track(title: str) -> Callable[[Sequence[Item]], Iterator[Item]]:
@@ -116,12 +155,12 @@ def track(title: str) -> Callable[[Sequence[Item]], Iterator[Item]]:
     return watch
 
 
-def _bar(console: Console) -> Bar:
+def _bar(console: Console, *times: ProgressColumn) -> Bar:
     return Bar(
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
-        TimeRemainingColumn(),
+        *(times or (TimeRemainingColumn(),)),
         console=console,
         disable=not console.is_terminal,
         transient=True,

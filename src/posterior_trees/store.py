@@ -12,11 +12,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from posterior_trees.errors import StoreError
+
 KEY = "posterior_trees"
-
-
-class StoreError(ValueError):
-    """A file that cannot be read or written, with the reason."""
 
 
 def write(file: str | PathLike[str], tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:

@@ -22,6 +22,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from posterior_trees.baselines.process import linear_alpha_bar
+from posterior_trees.errors import InputError
 from posterior_trees.measure import Denoise, Inpaint, Measurement
 
 PAPER_MEANS = ((-6.0, 2.5), (1.0, 2.5), (-2.5, 6.0), (-2.5, -1.5))
@@ -47,12 +48,12 @@ class GaussianMixture:
         self.weights = torch.as_tensor(given, dtype=torch.float64)
         self.variance = float(variance)
         if self.weights.shape != (count,) or not (self.weights > 0).all():
-            raise ValueError(
+            raise InputError(
                 f"weights are {self.weights.tolist()}; give one positive number for each of the "
                 f"{count} means"
             )
         if not self.variance > 0:
-            raise ValueError(f"variance is {variance}; a component needs a positive one")
+            raise InputError(f"variance is {variance}; a component needs a positive one")
         self.weights = self.weights / self.weights.sum()
 
     @property
@@ -135,7 +136,7 @@ class GaussianMixture:
     def _posterior(self, y: Tensor, sigma: float) -> tuple[Tensor, Tensor, float]:
         r"""$\ln \omega_\ell(y)$, $\tilde\mu_\ell(y)$ and $\tilde v$."""
         if not sigma > 0:
-            raise ValueError(f"sigma is {sigma}; the noise needs a positive standard deviation")
+            raise InputError(f"sigma is {sigma}; the noise needs a positive standard deviation")
         total = self.variance + sigma**2
         log_weights = self._log_densities(y, total).log_softmax(dim=-1)
         means = self.means.to(y)
@@ -199,7 +200,7 @@ class MixtureDenoiser:
             return denoise
         if isinstance(measurement, Denoise):
             return lambda x_t, t: self._denoise_twice(x_t, t, y, float(measurement.sigma) ** 2)
-        raise ValueError(f"the mixture is seen through Inpaint or Denoise, not {measurement}")
+        raise InputError(f"the mixture is seen through Inpaint or Denoise, not {measurement}")
 
     def _alpha(self, x_t: Tensor, t: int | Tensor) -> Tensor:
         return self.alpha_bar.to(x_t.device)[t].to(x_t).reshape(-1, 1, 1)

@@ -23,7 +23,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from posterior_trees.errors import GuaranteeError
+from posterior_trees.errors import GuaranteeError, InputError
 
 if TYPE_CHECKING:
     from posterior_trees.guarantee.answers import Ball, Cut, Interval
@@ -72,14 +72,14 @@ class Tree:
         self.branching = tuple(int(k) for k in branching)
         self.guarantee: Any = None
         if not len(self.images) == len(self.log_probs) == self.depth + 1:
-            raise ValueError(
+            raise InputError(
                 f"a tree of depth {self.depth} has {self.depth + 1} levels, got "
                 f"{len(self.images)} of images and {len(self.log_probs)} of log_probs"
             )
         for level, nodes in enumerate(level_sizes(self.branching)):
             shapes = tuple(self.images[level].shape[:2]), tuple(self.log_probs[level].shape)
             if shapes[0] != shapes[1] or shapes[0][1] != nodes:
-                raise ValueError(
+                raise InputError(
                     f"level {level} of a tree with branching {self.branching} has {nodes} nodes; "
                     f"got images of {shapes[0]} and log_probs of {shapes[1]}"
                 )
@@ -160,7 +160,7 @@ class Tree:
     def errors(self, x: Float[Tensor, "b *shape"]) -> tuple[Float[Tensor, "b _"], ...]:
         """Mean squared error of every node, level by level; 0 where the node is absent."""
         if x.shape != (len(self), *self.shape):
-            raise ValueError(
+            raise InputError(
                 f"x has shape {tuple(x.shape)}; one truth for each tree has "
                 f"{(len(self), *self.shape)}"
             )
@@ -238,7 +238,10 @@ class Tree:
         tensors = {f"images.{i}": t.contiguous() for i, t in enumerate(self.images)}
         tensors |= {f"log_probs.{i}": t.contiguous() for i, t in enumerate(self.log_probs)}
         meta = {"posterior_trees": json.dumps({"tree": SCHEMA, "branching": self.branching})}
-        save_file(tensors, file, metadata=meta)
+        try:
+            save_file(tensors, file, metadata=meta)
+        except SafetensorError as error:
+            raise InputError(f"could not write {file} ({error})") from error
         os.chmod(file, 0o644)  # safetensors lets nobody else read it
 
     @classmethod
@@ -247,11 +250,11 @@ class Tree:
             with safe_open(file, framework="pt", device=str(device)) as stored:
                 meta = json.loads((stored.metadata() or {}).get("posterior_trees", "{}"))
                 if "tree" not in meta:
-                    raise ValueError(
+                    raise InputError(
                         f"{file} holds tensors but not a tree; was it saved by Tree.save?"
                     )
                 if meta["tree"] > SCHEMA:
-                    raise ValueError(
+                    raise InputError(
                         f"{file} has tree schema {meta['tree']}, this version reads up to "
                         f"{SCHEMA}: upgrade posterior-trees"
                     )
@@ -259,7 +262,7 @@ class Tree:
                 images = [stored.get_tensor(f"images.{i}") for i in levels]
                 log_probs = [stored.get_tensor(f"log_probs.{i}") for i in levels]
         except SafetensorError as error:
-            raise ValueError(f"{file} is not a readable tree file ({error})") from error
+            raise InputError(f"{file} is not a readable tree file ({error})") from error
         return cls(images, log_probs, meta["branching"])
 
 
@@ -284,11 +287,11 @@ def layout(
                 depth += 1
         levels = (branching,) * depth
         if branching < 2:
-            raise ValueError(f"branching is {branching}; a node needs at least 2 children")
+            raise InputError(f"branching is {branching}; a node needs at least 2 children")
     if any(k < 2 for k in levels):
-        raise ValueError(f"branching is {levels}; every level needs at least 2 children per node")
+        raise InputError(f"branching is {levels}; every level needs at least 2 children per node")
     if leaves is not None and math.prod(levels) != leaves:
-        raise ValueError(f"{leaves} leaves do not fill a tree with branching {branching}")
+        raise InputError(f"{leaves} leaves do not fill a tree with branching {branching}")
     return levels
 
 

@@ -26,6 +26,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from posterior_trees.errors import InputError
+
 BINS = 10
 ACCEPTED_V, ACCEPTED_CHI2, ACCEPTED_GAP = (0.88, 1.08), 25.0, 0.3
 """What a diffusion model must reach to be called trained: v of `USUAL_SAMPLES` (of others in the
@@ -69,7 +71,7 @@ def ranks(
     """Bin (0 to 9) of the truth among its samples along every direction; ties are drawn by lot."""
     count = usable_count(samples.shape[1])
     if count == 0:
-        raise ValueError(f"{samples.shape[1]} samples are too few for a rank test; draw 9 or more")
+        raise InputError(f"{samples.shape[1]} samples are too few for a rank test; draw 9 or more")
     lines = directions.flatten(2)
     projected = samples[:, :count].flatten(2) @ lines.mT
     truth = (lines @ x.flatten(1).unsqueeze(2)).mT

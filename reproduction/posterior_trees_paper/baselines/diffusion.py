@@ -33,6 +33,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from posterior_trees.baselines.process import cosine_alpha_bar, linear_alpha_bar
+from posterior_trees.errors import InputError
 from posterior_trees.fast.compiling import compiled
 from posterior_trees.measure import Colorize, Denoise, Downsample, Inpaint, Measurement, Paired
 from posterior_trees.recipe import Recipe
@@ -120,7 +121,7 @@ class ImageDenoiser:
 
     def __call__(self, x_t: Float[Tensor, "b c h w"], t: int) -> Float[Tensor, "b c h w"]:
         if self.model.is_conditional:
-            raise ValueError(
+            raise InputError(
                 "this diffusion model is conditional: use it with `conditional`; ddnm, ddrm, "
                 "repaint, dps and diffpir need one trained with baseline.kind='prior'"
             )
@@ -131,7 +132,7 @@ class ImageDenoiser:
     ) -> Callable[[Tensor, int], Tensor]:
         """The conditional denoiser of these measurements, a function of `(x_t, t)`."""
         if not self.model.is_conditional:
-            raise ValueError(
+            raise InputError(
                 "this diffusion model is a prior and cannot see the measurement: use it with ddnm, "
                 "ddrm or repaint, or train one with baseline.kind='conditional'"
             )

@@ -23,13 +23,13 @@ import torch
 from jaxtyping import Float, Int, Integer
 from torch import Tensor
 
-from posterior_trees.errors import DataError
+from posterior_trees.errors import DataError, InputError
 from posterior_trees.imaging.decode import decode
 
 PICTURES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp", ".webp")
 
 
-class SampleError(ValueError):
+class SampleError(InputError):
     """Samples that cannot be used, with the reason and what to put where."""
 
 
@@ -66,7 +66,7 @@ def write_samples(
 def choose_images(total: int, count: int, seed: int = 0) -> Int[Tensor, "{count}"]:
     """The numbers of `count` of a split's `total` images, seeded: fewer are among those of more."""
     if not 1 <= count <= total:
-        raise ValueError(f"--images is {count}; the split has {total}: give 1 to {total}")
+        raise InputError(f"--images is {count}; the split has {total}: give 1 to {total}")
     generator = torch.Generator().manual_seed(seed)
     return torch.randperm(total, generator=generator)[:count].sort().values
 

@@ -27,6 +27,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from posterior_trees.errors import InputError
 from posterior_trees.fast.compiling import compiled
 from posterior_trees.fast.norm import has_kernels
 from posterior_trees.measure import Measurement
@@ -51,7 +52,7 @@ class GanModel(nn.Module):
     ) -> None:
         super().__init__()
         if len(measurements) > 1:
-            raise ValueError("a GAN learns one measurement; leave baseline.also empty")
+            raise InputError("a GAN learns one measurement; leave baseline.also empty")
         (measurement,) = measurements
         self.spec, self.channels = spec, channels
         self.network = UNet(

@@ -19,16 +19,11 @@ from posterior_trees.baselines.diffpir import diffpir
 from posterior_trees.baselines.dps import dps
 from posterior_trees.baselines.repaint import repaint
 from posterior_trees.baselines.reverse import denoising
+from posterior_trees.errors import InputError, ModelError, RecipeError
 from posterior_trees.measure import Denoise, Measurement, Paired, is_same
 from posterior_trees.models.build import build_measurement
-from posterior_trees.models.checkpoint import ModelError, best_device, find_model, load_weights
-from posterior_trees.recipe import (
-    Recipe,
-    RecipeError,
-    build_recipe,
-    parse_resolved,
-    write_recipe,
-)
+from posterior_trees.models.checkpoint import best_device, find_model, load_weights
+from posterior_trees.recipe import Recipe, build_recipe, parse_resolved, write_recipe
 from posterior_trees_paper.baselines.diffusion import (
     DiffusionLearner,
     DiffusionModel,
@@ -92,7 +87,7 @@ class Baseline:
         size = list(self.recipe.data.size)
         other = build_recipe({"task": task, "data": {"size": size}}, "--task")
         if other.data.name != self.recipe.data.name:
-            raise ValueError(
+            raise InputError(
                 f"task {task!r} is about {other.data.name}; this model knows "
                 f"{self.recipe.data.name}: choose a task on the same data"
             )
@@ -123,7 +118,7 @@ class Baseline:
         """
         method = method or self.methods()[0]
         if method not in self.methods():
-            raise ValueError(
+            raise InputError(
                 f"a {self.spec.kind} model cannot sample by {method!r}; it can by "
                 + ", ".join(map(repr, self.methods()))
             )
@@ -147,7 +142,7 @@ class Baseline:
     def _check_trained_for(self, measurement: Measurement) -> None:
         if self.spec.kind == "prior" or any(is_same(measurement, m) for m in self.measurements):
             return
-        raise ValueError(
+        raise InputError(
             f"this {self.spec.kind} model was not trained for this measurement "
             f"({type(measurement).__name__}); its recipe must have the same, of the same size"
         )
@@ -170,7 +165,7 @@ def _check_options(method: str, options: dict[str, Any]) -> None:
     ]
     for name in options:
         if name not in known:
-            raise ValueError(f"{method} has no option {name!r}; it has {', '.join(known)}")
+            raise InputError(f"{method} has no option {name!r}; it has {', '.join(known)}")
 
 
 def make_learner(baseline: Baseline) -> DiffusionLearner | GanLearner:

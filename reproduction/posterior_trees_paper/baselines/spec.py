@@ -4,10 +4,10 @@
 import dataclasses
 from dataclasses import dataclass
 from os import PathLike
-from pathlib import Path
 from typing import Any
 
-from posterior_trees.recipe import Recipe, RecipeError, build_recipe, build_section, parse_table
+from posterior_trees.errors import RecipeError
+from posterior_trees.recipe import Recipe, build_recipe, build_section, parse_table, read_text
 from posterior_trees.recipe.sections import MeasurementSpec
 
 KINDS = ("prior", "conditional", "cgan", "rcgan")
@@ -68,10 +68,7 @@ def read_baseline(
     file: str | PathLike[str], changes: tuple[str, ...] | list[str] = ()
 ) -> tuple[Recipe, BaselineSpec]:
     """Read a TOML file with a section `[baseline]`; `changes` are `key.sub=value` strings."""
-    path = Path(file)
-    if not path.is_file():
-        raise RecipeError(f"there is no recipe {path}; see recipes/baselines/")
-    return parse_baseline(path.read_text(encoding="utf-8"), changes, origin=str(path))
+    return parse_baseline(read_text(file, "recipes/baselines/"), changes, origin=str(file))
 
 
 def parse_baseline(

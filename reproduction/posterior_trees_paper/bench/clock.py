@@ -17,6 +17,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from posterior_trees.errors import InputError
+
 WARM_UP = 3
 """Calls before the clock starts."""
 
@@ -53,7 +55,7 @@ def time_together(
     Ends early, after three rounds at least, when `seconds` are over.
     """
     if repeat < 1:
-        raise ValueError(f"repeat is {repeat}; a time needs at least one measurement")
+        raise InputError(f"repeat is {repeat}; a time needs at least one measurement")
     device = torch.device(device)
     for call in calls.values():
         for _ in range(warm_up):

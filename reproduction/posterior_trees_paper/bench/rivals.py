@@ -3,6 +3,8 @@
 import importlib
 from types import ModuleType
 
+from posterior_trees.errors import MissingError
+
 
 def find_rivals(names: tuple[str, ...], extra: str = "bench") -> list[ModuleType]:
     """The packages, or an error that says which of our extras installs them."""
@@ -10,7 +12,7 @@ def find_rivals(names: tuple[str, ...], extra: str = "bench") -> list[ModuleType
         return [importlib.import_module(name) for name in names]
     except ImportError as error:
         missing = (error.name or names[0]).partition(".")[0]
-        raise RuntimeError(
+        raise MissingError(
             f"{missing} is not installed, so nothing can be compared with it: "
             f'pip install ".[{extra}]" in a checkout'
         ) from None
@@ -22,6 +24,6 @@ def find_rivals_or_note(names: tuple[str, ...], *, is_skipped: bool, notes: list
         return find_rivals(names)
     except RuntimeError as error:
         if not is_skipped:
-            raise RuntimeError(f"{error}; or leave it out with --skip-missing") from None
+            raise MissingError(f"{error}; or leave it out with --skip-missing") from None
         notes.append(str(error))
         return []

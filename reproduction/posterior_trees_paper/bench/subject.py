@@ -5,6 +5,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from posterior_trees.errors import InputError
 from posterior_trees.measure import hole_of
 from posterior_trees.models.build import build_predictor
 from posterior_trees.predictor import TreePredictor
@@ -72,7 +73,7 @@ def random_measurement(predictor: TreePredictor, batch: int, size: tuple[int, in
     hole = hole_of(measurement)
     if hole is not None and tuple(hole.shape) != tuple(size):
         have = "×".join(map(str, hole.shape))
-        raise ValueError(f"this model takes {have}, --size is {size[0]}: leave --size out")
+        raise InputError(f"this model takes {have}, --size is {size[0]}: leave --size out")
     shape = (batch, measurement.channels(predictor.channels), *size)
     noise = torch.rand(shape, generator=torch.Generator().manual_seed(0)).to(predictor.device)
     return noise if hole is None else measurement.observe(noise)

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from posterior_trees.data import ImageSet
+from posterior_trees.errors import InputError
 from posterior_trees.measure import Paired
 from posterior_trees.models.build import build_predictor
 from posterior_trees.recipe import Recipe
@@ -138,7 +139,7 @@ def make_noise(recipe: Recipe, images: int | None = None) -> ImageSet:
     count = images or min(MOST_IMAGES, SET_BYTES // per_image)
     least = 2 * recipe.training.batch_size
     if count < least:
-        raise ValueError(f"--images is {count}; two batches need at least {least}")
+        raise InputError(f"--images is {count}; two batches need at least {least}")
     generator = torch.Generator().manual_seed(0)
     x = torch.randint(256, (count, *shape), dtype=torch.uint8, generator=generator)
     if recipe.measurement.kind != "paired":

@@ -6,6 +6,7 @@ from typing import Any
 
 from posterior_trees.cli.model import add_device
 from posterior_trees.cli.options import add_changes, add_data, command_line, count
+from posterior_trees.errors import InputError
 from posterior_trees_paper.cli.baseline_checks import add_checks, shorten
 
 
@@ -51,7 +52,7 @@ def run_train(arguments: argparse.Namespace) -> None:
 
         def report(line: dict[str, Any]) -> None:
             text = "  ".join(f"{k} {shorten(v)}" for k, v in line.items())
-            progress.console.print(text, highlight=False)
+            progress.say(text)
 
         fit_baseline(
             recipe,
@@ -99,11 +100,11 @@ def parse_options(texts: list[str]) -> dict[str, Any]:
     for text in texts:
         key, equals, value = text.partition("=")
         if not equals:
-            raise ValueError(f"option {text!r}: write it as key=value, e.g. steps=100")
+            raise InputError(f"option {text!r}: write it as key=value, e.g. steps=100")
         try:
             options[key] = int(value) if value.lstrip("-").isdigit() else float(value)
         except ValueError as error:
-            raise ValueError(f"option {text!r}: {value!r} is not a number") from error
+            raise InputError(f"option {text!r}: {value!r} is not a number") from error
     return options
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from posterior_trees.cli.model import add_device
 from posterior_trees.cli.options import add_data, count
+from posterior_trees.errors import InputError
 
 READER = Path(__file__).parents[1] / "studies" / "classifier.safetensors"
 """A network that reads digits, trained by `bash reproduction/scripts/studies.sh classifier`."""
@@ -73,12 +74,12 @@ def run_digits(arguments: argparse.Namespace) -> None:
     baseline = load_baseline(arguments.model, arguments.device)
     model = baseline.model
     if not isinstance(model, DiffusionModel) or model.is_conditional:
-        raise ValueError(
+        raise InputError(
             f"{arguments.model} is a {baseline.spec.kind} model; unconditional samples need one "
             "trained with baseline.kind='prior'"
         )
     if not arguments.classifier.is_file():
-        raise ValueError(
+        raise InputError(
             f"there is no digit reader {arguments.classifier}: leave --classifier out, or make one "
             "with python -m posterior_trees_paper.studies.classifier --data DIR --out FILE"
         )

@@ -6,6 +6,7 @@ from typing import Any
 
 from posterior_trees.cli.model import add_device
 from posterior_trees.cli.options import add_changes, count
+from posterior_trees.errors import InputError
 
 PRECISIONS = ("float32", "bfloat16", "float16")
 KEYS = {
@@ -111,7 +112,7 @@ def _recipe(arguments: argparse.Namespace) -> Any:
     if arguments.model:
         fixed = [f"--{name.replace('_', '-')}" for name in given if name != "size"]
         if fixed:
-            raise ValueError(f"the model decides about {', '.join(fixed)}: leave it out")
+            raise InputError(f"the model decides about {', '.join(fixed)}: leave it out")
         return load_recipe(arguments.model)
     changes = [KEYS[name].format(getattr(arguments, name)) for name in given]
     if arguments.recipe:
@@ -162,7 +163,7 @@ def run_kmeans(arguments: argparse.Namespace) -> None:
     from posterior_trees_paper.bench.clustering import bench_clustering
 
     if len(arguments.size) > 2:
-        raise ValueError(f"--size has {len(arguments.size)} numbers; give a side, or height, width")
+        raise InputError(f"--size has {len(arguments.size)} numbers; give a side, or height, width")
     names = ("samples", "channels", "branching", "depth", "repeat", "seconds")
     report = bench_clustering(
         arguments.batch,
@@ -226,7 +227,7 @@ def _device(arguments: argparse.Namespace) -> Any:
     from posterior_trees.models.checkpoint import best_device
 
     if arguments.repeat < 1:
-        raise ValueError(f"--repeat is {arguments.repeat}; a time needs at least 1 measurement")
+        raise InputError(f"--repeat is {arguments.repeat}; a time needs at least 1 measurement")
     return torch.device(arguments.device) if arguments.device else best_device()
 
 

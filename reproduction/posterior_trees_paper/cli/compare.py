@@ -13,6 +13,7 @@ from typing import Any
 from posterior_trees.cli.evaluate import load_judged
 from posterior_trees.cli.model import add_device, add_model, predictor_files
 from posterior_trees.cli.options import add_data, count, print_paths
+from posterior_trees.errors import InputError
 from posterior_trees_paper.cli.baseline import parse_options
 
 
@@ -94,7 +95,7 @@ def write_inputs(arguments: argparse.Namespace) -> None:
     from posterior_trees_paper.compare.inputs import save_inputs
 
     if arguments.methods:
-        raise ValueError("--inputs compares nothing: leave --method out, or give --out instead")
+        raise InputError("--inputs compares nothing: leave --method out, or give --out instead")
     recipe, _, inputs = choose(arguments)
     facts = {"task": recipe.task, "split": arguments.split, "seed": arguments.seed}
     print_paths(save_inputs(arguments.inputs, inputs, facts))
@@ -126,13 +127,13 @@ def set_up(arguments: argparse.Namespace) -> tuple[Any, list[Any], str, dict[str
     common = arguments, predictor, recipe, inputs, trainings
     methods += [make_method(text, *common) for text in arguments.methods]
     if len({method.name for method in methods}) < len(methods):
-        raise ValueError("two methods have the same name; 'ours' is the model's")
+        raise InputError("two methods have the same name; 'ours' is the model's")
     mean = predictor
     if arguments.mse:
         mean = load(arguments.mse, arguments.device)
         trainings.find(arguments.mse, load_recipe(arguments.mse).data, recipe.data, inputs.names)
     if not is_same(mean.measurement, predictor.measurement):
-        raise ValueError(
+        raise InputError(
             f"--mse {arguments.mse} was trained for another measurement than {arguments.model}: "
             "give a network of the same task and size"
         )
@@ -157,7 +158,7 @@ def make_method(
 
     name, equals, rest = text.partition("=")
     if not (name and equals and rest):
-        raise ValueError(f"--method {text!r}: write it as NAME=RUN:SAMPLER or NAME=FOLDER")
+        raise InputError(f"--method {text!r}: write it as NAME=RUN:SAMPLER or NAME=FOLDER")
     common = {"branching": predictor.branching, "samples": arguments.samples,
               "seed": arguments.seed}  # fmt: skip
     path, _, more = rest.partition(":")
@@ -165,14 +166,14 @@ def make_method(
     if not holds_model and Path(path).is_dir():
         return folder_method(name, Path(path), inputs, **common)
     if not holds_model:
-        raise ValueError(
+        raise InputError(
             f"--method {text!r}: {path} is neither a baseline (a run folder or file of `ptrees "
             "baseline train`) nor a folder of samples (FOLDER/<image>/0000.png, …)"
         )
     sampler, _, options = more.partition(":")
     baseline = _load(path, arguments.device, arguments.compile)
     if baseline.recipe.data.channels != recipe.data.channels:
-        raise ValueError(
+        raise InputError(
             f"{path} was trained on {baseline.recipe.data.channels} channels, "
             f"{arguments.model} on {recipe.data.channels}: compare models of the same data"
         )

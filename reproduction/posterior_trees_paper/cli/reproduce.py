@@ -6,6 +6,7 @@ from typing import Any
 
 from posterior_trees.cli.hardware import add_accelerator
 from posterior_trees.cli.options import add_changes, add_data, count
+from posterior_trees.errors import RunError
 from posterior_trees_paper.cli.baseline_checks import add_reader
 
 CLUSTERING = "flat_vs_hierarchical"
@@ -75,7 +76,7 @@ def _run_all(arguments: argparse.Namespace, plan: Any, data: Path, out: Path) ->
         print((out / "table.md").read_text(encoding="utf-8"), end="")
     if left:
         names = ", ".join(job.name for job in left)
-        raise RuntimeError(
+        raise RunError(
             f"{len(left)} of {len(plan.jobs)} runs are not finished ({names}): the same command "
             f"continues them; {arguments.runs / plan.name}/<run>.txt tells what happened"
         )

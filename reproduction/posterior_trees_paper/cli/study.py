@@ -7,6 +7,7 @@ from typing import Any
 
 from posterior_trees.cli.hardware import add_accelerator
 from posterior_trees.cli.options import add_changes, add_data
+from posterior_trees.errors import RunError
 
 
 def add(commands: Any) -> None:
@@ -38,4 +39,4 @@ def run_study(arguments: argparse.Namespace) -> None:
     )
     failed = [row["name"] for row in rows if row["state"] == "failed"]
     if failed:
-        raise RuntimeError(f"{', '.join(failed)} failed; {arguments.out}/study.json says why")
+        raise RunError(f"{', '.join(failed)} failed; {arguments.out}/study.json says why")

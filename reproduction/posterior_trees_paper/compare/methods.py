@@ -14,6 +14,7 @@ from torch import Tensor
 
 from posterior_trees.clustering import hierarchical_kmeans
 from posterior_trees.data import ImageSet, find_groups
+from posterior_trees.errors import InputError
 from posterior_trees.measure import Measurement, hole_of, measured_batch
 from posterior_trees.predictor import TreePredictor
 from posterior_trees.seeding import step_generator
@@ -149,7 +150,7 @@ def folder_method(
         drawn = [read_samples(places[number], shape, samples) for number in numbers]
         counts = {len(d) for d in drawn}
         if len(counts) > 1:
-            raise ValueError(
+            raise InputError(
                 f"{folder} has from {min(counts)} to {max(counts)} samples per image; "
                 f"give all images as many, or use --samples {min(counts)}"
             )

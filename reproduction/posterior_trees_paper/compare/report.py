@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from posterior_trees.errors import RunError
 from posterior_trees.figure import save_figure
 from posterior_trees.store import to_json, write_bytes
 from posterior_trees.tree import Tree
@@ -26,7 +27,7 @@ def write_report(
     finished = [method for method in methods if comparison.is_done(method)]
     missing = [method.name for method in methods if method not in finished]
     if not finished or finished[0] is not methods[0]:
-        raise RuntimeError("nothing is finished yet; run the same command again to continue")
+        raise RunError("nothing is finished yet; run the same command again to continue")
     title += f" (unfinished: {', '.join(missing)})" if missing else ""
     rows, per_image, ours = [], {}, None
     for method in finished:

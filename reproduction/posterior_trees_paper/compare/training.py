@@ -8,14 +8,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from posterior_trees.data import (
-    DataError,
-    ImageSet,
-    files_of,
-    image_of,
-    list_names,
-    load_split,
-)
+from posterior_trees.data import ImageSet, files_of, image_of, list_names, load_split
+from posterior_trees.errors import DataError, InputError
 from posterior_trees.recipe.sections import DataSpec
 
 RULE = ("extra", "split", "split_order", "validation", "test")
@@ -64,7 +58,7 @@ class Trainings:
         rules = [{key: getattr(spec, key) for key in RULE} for spec in (theirs, ours)]
         names = {image_of(name) for name in judged}
         if ours.name in theirs.extra:
-            raise ValueError(
+            raise InputError(
                 f"{run} was trained on all {len(judged)} images that it would be judged on: its "
                 f"recipe has data.extra = {list(theirs.extra)}. Train it again without {ours.name}"
             )
@@ -74,7 +68,7 @@ class Trainings:
         own = dataclasses.replace(theirs, extra=())
         if seen := names & set(list_names(own, self.folder, "train")):
             order = f" in the order {theirs.split_order!r}, the model's {ours.split_order!r}"
-            raise ValueError(
+            raise InputError(
                 f"{run} was trained on {len(seen)} of the {len(judged)} images that it would be "
                 f"judged on (first {min(seen)}): its recipe has data.validation = "
                 f"{theirs.validation} and data.test = {theirs.test}, the model's "

@@ -24,9 +24,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from posterior_trees import store
-from posterior_trees.data import DataError, ImageSet, find_folder, read_idx
+from posterior_trees.data import ImageSet, find_folder, read_idx
 from posterior_trees.data.augment import augment
 from posterior_trees.data.idx import find_idx, read_idx_images
+from posterior_trees.errors import DataError, InputError
 
 CLASSES = 10
 EPOCHS, BATCH, LEARNING_RATE = 8, 128, 4e-3
@@ -133,7 +134,7 @@ def load_reader(file: str | PathLike[str], device: str | torch.device = "cpu") -
     """A stored digit reader, ready to use."""
     weights, facts = store.read(file)
     if "classifier" not in facts:
-        raise ValueError(
+        raise InputError(
             f"{file} is not a digit classifier; make one with python -m "
             "posterior_trees_paper.studies.classifier --data DIR --out FILE"
         )

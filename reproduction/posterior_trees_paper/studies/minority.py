@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from posterior_trees.errors import InputError
 from posterior_trees.metrics import summarize
 from posterior_trees_paper.studies.classifier import CLASSES
 
@@ -44,7 +45,7 @@ class RunnerUp:
         top = torch.stack(list(found.values())).mean(dim=0).topk(2, dim=1)
         images = (top.values[:, 1] >= AT_LEAST).nonzero()[:, 0]
         if len(images) == 0:
-            raise ValueError(f"no image has a runner-up digit of at least {AT_LEAST:.0%}")
+            raise InputError(f"no image has a runner-up digit of at least {AT_LEAST:.0%}")
         digit = top.indices[images, 1]
         mass = {name: m[images, digit] for name, m in found.items()}
         shown = {name: v["leaf_digits"][images] == digit.unsqueeze(1) for name, v in runs.items()}

@@ -21,7 +21,8 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from posterior_trees.recipe import Recipe, RecipeError, read_recipe
+from posterior_trees.errors import InputError, RecipeError
+from posterior_trees.recipe import Recipe, read_recipe
 
 STUDY_KEYS = {"title", "recipe", "seeds", "changes", "snapshots", "variant"}
 VARIANT_KEYS = {"name", "label", "recipe", "seeds", "changes"}
@@ -57,7 +58,7 @@ class Plan:
             if job.name == name:
                 return job
         known = ", ".join(job.name for job in self.jobs)
-        raise ValueError(f"{self.name} has no run {name!r}; its runs are {known}")
+        raise InputError(f"{self.name} has no run {name!r}; its runs are {known}")
 
 
 def read_plan(file: str | PathLike[str], changes: list[str] | tuple[str, ...] = ()) -> Plan:

@@ -15,6 +15,7 @@ from typing import Any
 
 from posterior_trees import store
 from posterior_trees.data import evenly_spaced
+from posterior_trees.errors import InputError
 from posterior_trees.evaluation.examples import predict_examples
 from posterior_trees.models.checkpoint import load
 from posterior_trees_paper.studies import figures
@@ -48,7 +49,7 @@ def write_report(
     out = Path(out)
     found = Findings(plan, Place(runs, plan), data)
     if not found.jobs:
-        raise ValueError(f"no run of {plan.name} is finished: there is nothing to report yet")
+        raise InputError(f"no run of {plan.name} is finished: there is nothing to report yet")
     out.mkdir(parents=True, exist_ok=True)
     for job in found.jobs:
         is_digit = found.images(job).shape == (1, 28, 28)
@@ -73,7 +74,7 @@ def write_report(
 def check_reader(plan: Plan, reader: DigitReader | None) -> None:
     """Refuse a study that cannot be reported later, before anything is trained."""
     if plan.name in READS_DIGITS and reader is None:
-        raise ValueError(
+        raise InputError(
             f"{plan.name} needs the digit classifier: give --classifier FILE; "
             "`bash reproduction/scripts/studies.sh classifier` makes one"
         )

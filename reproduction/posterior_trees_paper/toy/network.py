@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from posterior_trees.errors import InputError
 from posterior_trees.networks.head import Leaves
 
 
@@ -44,7 +45,7 @@ class TreeMLP(nn.Module):
     ) -> None:
         super().__init__()
         if layers < 1 or scale <= 0:
-            raise ValueError(f"{layers} layers and scale {scale}; need at least 1, and above 0")
+            raise InputError(f"{layers} layers and scale {scale}; need at least 1, and above 0")
         self.num_leaves, self.dim, self.scale, self.gain = num_leaves, dim, scale, gain
         self.sees_leaves = sees_leaves
         middle = torch.as_tensor(center, dtype=torch.float32).expand(dim).clone()

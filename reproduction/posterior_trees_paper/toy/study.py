@@ -34,6 +34,7 @@ from torch import Tensor
 from torch.optim.swa_utils import AveragedModel
 
 from posterior_trees.clustering import hierarchical_kmeans
+from posterior_trees.errors import InputError, RunError
 from posterior_trees.loss import epsilon_at, objective
 from posterior_trees.toys import GaussianMixture
 from posterior_trees.tree import Tree, grow
@@ -226,11 +227,11 @@ def score(
 
 def _check(sigma: float, steps: int, seeds: int, probability: str) -> None:
     if probability not in BETA:
-        raise ValueError(f"probability is {probability!r}; choose one of {', '.join(BETA)}")
+        raise InputError(f"probability is {probability!r}; choose one of {', '.join(BETA)}")
     if steps < 1 or seeds < 1:
-        raise ValueError(f"steps is {steps} and seeds is {seeds}; both must be at least 1")
+        raise InputError(f"steps is {steps} and seeds is {seeds}; both must be at least 1")
     if not sigma > 0:
-        raise ValueError(f"sigma is {sigma}; the noise needs a positive standard deviation")
+        raise InputError(f"sigma is {sigma}; the noise needs a positive standard deviation")
 
 
 @contextmanager
@@ -257,7 +258,7 @@ def _watch(total: int, is_shown: bool) -> Generator[Callable[[], None], None, No
 
     def tick() -> None:
         if not is_open:
-            raise RuntimeError("the training was stopped")
+            raise RunError("the training was stopped")
         done = next(steps)
         bar.advance(task)
         if not console.is_terminal and 10 * done // total > 10 * (done - 1) // total:

@@ -35,6 +35,7 @@ from torch import Tensor
 
 from posterior_trees.balance.batches import put_in_order, sweep, take_furthest_behind
 from posterior_trees.balance.shares import closed_form, exact_form, limit_shares
+from posterior_trees.errors import InputError
 from posterior_trees.seeding import make_marks
 
 REBASE_EPOCHS = 32  # stored counts double every epoch; this often they are scaled back
@@ -309,4 +310,4 @@ def _parts(table: Tensor) -> tuple[Tensor, Tensor]:
 
 def _check(holds: bool, value: str, limit: str, fix: str) -> None:
     if not holds:
-        raise ValueError(f"{value}; it must be {limit}: {fix}")
+        raise InputError(f"{value}; it must be {limit}: {fix}")

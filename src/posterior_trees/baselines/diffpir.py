@@ -29,6 +29,7 @@ from posterior_trees.baselines.process import (
     row_norm,
     spread,
 )
+from posterior_trees.errors import InputError
 from posterior_trees.measure import Measurement
 
 
@@ -68,6 +69,6 @@ def diffpir(
 def quad_times(levels: int, steps: int) -> list[int]:
     """`steps` levels from the noisiest to the cleanest, ever closer to each other."""
     if not 2 <= steps <= levels:
-        raise ValueError(f"steps is {steps}; this denoiser allows 2 to {levels}")
+        raise InputError(f"steps is {steps}; this denoiser allows 2 to {levels}")
     down = [int(math.sqrt(i / (steps - 1)) * levels) for i in range(steps)]
     return [levels - 1 - min(place, levels - 1) for place in down]

@@ -20,6 +20,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from posterior_trees.errors import InputError
 from posterior_trees.measure import Colorize, Denoise, Downsample, Measurement, Paired
 
 Clip = tuple[float, float] | None
@@ -43,7 +44,7 @@ def linear_alpha_bar(
     r"""$\bar\alpha$ of the linear schedule of DDPM, $\beta$ from 1e-4 to 0.02 over 1000 levels and
     scaled by $1000/T$ for another number of them."""
     if levels < 2:
-        raise ValueError(f"levels is {levels}; a diffusion process needs at least 2 noise levels")
+        raise InputError(f"levels is {levels}; a diffusion process needs at least 2 noise levels")
     scale = 1000 / levels
     beta = torch.linspace(first * scale, last * scale, levels, dtype=torch.float64)
     return (1 - beta.clamp_max(0.999)).cumprod(dim=0)
@@ -66,7 +67,7 @@ def spaced_times(levels: int, steps: int) -> list[int]:
     """`steps` evenly spaced levels from the noisy end to 0, then −1: 990, 980, …, 0, −1 for 100
     steps of 1000 levels."""
     if not 1 <= steps <= levels:
-        raise ValueError(f"steps is {steps}; this denoiser has 1 to {levels} noise levels")
+        raise InputError(f"steps is {steps}; this denoiser has 1 to {levels} noise levels")
     return [i * levels // steps for i in reversed(range(steps))] + [-1]
 
 
@@ -77,7 +78,7 @@ def travel_times(levels: int, length: int, repeat: int) -> list[int]:
     one of them for the first `repeat` − 1 times, the chain goes up L levels again.
     """
     if length < 1 or repeat < 1:
-        raise ValueError(f"jumps of length {length}, {repeat} times: both must be at least 1")
+        raise InputError(f"jumps of length {length}, {repeat} times: both must be at least 1")
     returns = dict.fromkeys(range(0, levels - length, length), repeat - 1)
     times = [levels - 1]
     while times[-1] > 0 or returns.get(0, 0) > 0:
@@ -106,7 +107,7 @@ def clamp(x0: Tensor, clip: Clip) -> Tensor:
 def spread(y: Float[Tensor, "b *shape"], n: int) -> Float[Tensor, "bn *shape"]:
     """Every measurement `n` times, for a batch of all samples."""
     if n < 1:
-        raise ValueError(f"n is {n}; draw at least one sample")
+        raise InputError(f"n is {n}; draw at least one sample")
     return y.repeat_interleave(n, dim=0)
 
 
@@ -120,7 +121,7 @@ def check_noise_free(measurement: Measurement, name: str) -> None:
     if isinstance(measurement, Denoise | Paired):
         kind = type(measurement).__name__
         remedy = "`denoising`" if isinstance(measurement, Denoise) else "`conditional`"
-        raise ValueError(
+        raise InputError(
             f"{name} needs a measurement without noise that can be imposed on an image "
             f"(Inpaint, Colorize, Downsample), not {kind}; use {remedy}"
         )
@@ -136,7 +137,7 @@ def row_norm(measurement: Measurement) -> float:
 def seen_noise(measurement: Measurement, noise: float | int) -> float:
     r"""Standard deviation of $A^\dagger n$ along what $A$ sees, for white noise $n$ of `noise`."""
     if noise < 0:
-        raise ValueError(f"noise is {noise}; a standard deviation is 0 or more")
+        raise InputError(f"noise is {noise}; a standard deviation is 0 or more")
     return noise / math.sqrt(row_norm(measurement))
 
 

@@ -31,6 +31,7 @@ from posterior_trees.baselines.process import (
     spread,
     travel_times,
 )
+from posterior_trees.errors import InputError
 from posterior_trees.measure import Inpaint, Measurement
 
 
@@ -49,7 +50,7 @@ def repaint(
 ) -> Float[Tensor, "b {n} *shape"]:
     """`n` samples of every `y`, all of which agree with it. Defaults: the published settings."""
     if not isinstance(measurement, Inpaint):
-        raise ValueError(
+        raise InputError(
             f"repaint pastes known pixels: it needs Inpaint, not {type(measurement).__name__}; "
             "use ddnm, ddrm or conditional"
         )
@@ -79,6 +80,6 @@ def respace(alpha_bar: Float[Tensor, "t"], steps: int) -> tuple[list[int], list[
     r"""`steps` of the levels, evenly spaced from the first to the last and rounded; and their
     $\bar\alpha$, after the 1 of the clean image."""
     if not 2 <= steps <= len(alpha_bar):
-        raise ValueError(f"steps is {steps}; this denoiser allows 2 to {len(alpha_bar)}")
+        raise InputError(f"steps is {steps}; this denoiser allows 2 to {len(alpha_bar)}")
     levels = torch.linspace(0, len(alpha_bar) - 1, steps, dtype=torch.float64).round().long()
     return levels.tolist(), [1.0, *alpha_bar.cpu()[levels].tolist()]

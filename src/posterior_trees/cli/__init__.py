@@ -6,12 +6,14 @@ Exit codes: 0 done, 1 a problem that the message explains, 2 wrong usage, 130 st
 import argparse
 import os
 import sys
+import traceback
 from importlib import import_module
 from importlib.util import find_spec
 
 from posterior_trees.cli import demo, evaluate, explore, export, figure, images, predict, train
 from posterior_trees.cli.hardware import check_hardware
 from posterior_trees.cli.parser import Parser
+from posterior_trees.errors import words_for
 
 COMMANDS = (demo, images, train, evaluate, figure, predict, explore, export)
 REPRODUCTION = "posterior_trees_paper"
@@ -20,17 +22,20 @@ PAPER = ("baseline", "bench", "compare", "reproduce", "study", "toy")
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Run one command; a user's mistake ends in a message, not in a traceback."""
+    """Run one command; a user's mistake ends in a message, and only a bug in a traceback."""
     try:
         check_is_here(sys.argv[1:] if argv is None else argv)
         arguments = make_parser().parse_args(argv)
         try:
             check_hardware(arguments)
             arguments.run(arguments)
-        except (ValueError, RuntimeError, OSError) as error:
+        except Exception as error:
             if os.environ.get("PTREES_DEBUG"):
                 raise
-            print(f"ptrees {arguments.command}: {error}", file=sys.stderr)
+            if not (words := words_for(error)):
+                traceback.print_exc()
+                words = "this is a bug, please report it with the lines above"
+            print(f"ptrees {arguments.command}: {words}", file=sys.stderr)
             raise SystemExit(1) from None
     except KeyboardInterrupt:
         print("\nptrees: stopped", file=sys.stderr)

@@ -97,11 +97,13 @@ def print_scores(table: dict[str, Any]) -> None:
     if max(abs(rows), abs(columns)) >= SEEN_APART:
         console.print(
             f"x lies {rows:+.2f} rows and {columns:+.2f} columns from where the root expects it. "
-            "If the images of a pair were recorded apart, add this to data.shift and train again"
+            "If the images of a pair were recorded apart, add this to data.shift and train again",
+            soft_wrap=True,
         )
     if clamped := table.get("nll_clamped"):
         console.print(
             f"of {clamped} images the branch of the truth had less than {LEAST_PROBABILITY:g}, and "
-            "counts as that"
+            "counts as that",
+            soft_wrap=True,
         )
     console.print(f"{1000 * table['seconds_per_image']:.3f} ms per image, one network evaluation")

@@ -11,6 +11,7 @@ from typing import Any
 
 from posterior_trees.cli.model import add_device, add_model, find_function, load_model
 from posterior_trees.cli.picture import add_adjustment
+from posterior_trees.errors import InputError, MissingError
 
 PORT = 8765
 
@@ -76,7 +77,7 @@ def save(file: Path, predictor: Any, examples: list[dict], options: dict[str, An
     from posterior_trees.store import write_bytes
 
     if not examples:
-        raise ValueError("nothing to save: name the pictures, as in `ptrees explore MODEL a.png`")
+        raise InputError("nothing to save: name the pictures, as in `ptrees explore MODEL a.png`")
     frame = frame_content(predictor.branching, examples[0]["size"], **options)
     write_bytes(file, inline_page(frame | {"examples": examples}).encode())
     print(f"wrote {file}: open it in a browser")
@@ -87,7 +88,7 @@ def serve(app: Any, host: str, port: int, is_shown: bool = True) -> None:
     try:
         import uvicorn
     except ImportError:
-        raise RuntimeError(
+        raise MissingError(
             "the explorer's server needs uvicorn, which is not installed: "
             'pip install ".[explore]" in a checkout'
         ) from None
@@ -109,7 +110,7 @@ def serve(app: Any, host: str, port: int, is_shown: bool = True) -> None:
 
 def listen(host: str, port: int) -> socket.socket:
     if not 0 <= port <= 65535:
-        raise ValueError(f"--port is {port}; ports are 0 to 65535")
+        raise InputError(f"--port is {port}; ports are 0 to 65535")
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         return socket.create_server((host, port), family=family)
@@ -123,7 +124,7 @@ def listen(host: str, port: int) -> socket.socket:
 def split_rival(text: str) -> tuple[str, Path]:
     name, sign, file = text.partition("=")
     if not (sign and name and file):
-        raise ValueError(f"--compare {text}: write NAME=FILE, the file one that Tree.save wrote")
+        raise InputError(f"--compare {text}: write NAME=FILE, the file one that Tree.save wrote")
     return name, Path(file)
 
 

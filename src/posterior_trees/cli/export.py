@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from posterior_trees.cli.model import add_model, load_model
+from posterior_trees.errors import InputError
 
 
 def add(commands: Any) -> None:
@@ -43,7 +44,7 @@ def read_scores(file: Path) -> dict[str, Any]:
             return scores
     except (ValueError, LookupError, TypeError):
         pass
-    raise ValueError(
+    raise InputError(
         f"{file} holds no scores of a model: give the JSON of `ptrees evaluate --json`"
     )
 
@@ -52,9 +53,9 @@ def export_onnx(arguments: argparse.Namespace, scores: dict | None) -> None:
     from posterior_trees.export.onnx import describe_graph, save_onnx
 
     if arguments.dtype == "bfloat16":
-        raise ValueError("--dtype is bfloat16; an ONNX file has float32: leave --dtype out")
+        raise InputError("--dtype is bfloat16; an ONNX file has float32: leave --dtype out")
     if scores:
-        raise ValueError("--scores go into the card of a safetensors file: use --out")
+        raise InputError("--scores go into the card of a safetensors file: use --out")
     predictor = load_model(arguments, "cpu")
     save_onnx(predictor, arguments.onnx)
     print(f"{arguments.onnx} ({arguments.onnx.stat().st_size / 1e6:.1f} MB)")

@@ -2,6 +2,8 @@
 
 import argparse
 
+from posterior_trees.errors import InputError, MissingError
+
 WITHOUT = "Without the option the best device there is does the work"
 
 
@@ -34,14 +36,14 @@ def check_device(option: str, name: str) -> None:
     except RuntimeError:
         kind = ""
     if kind not in ("cuda", "mps", "cpu"):
-        raise ValueError(f"{option} is {name}; it is cuda, mps or cpu")
+        raise InputError(f"{option} is {name}; it is cuda, mps or cpu")
     if kind == "cuda" and not torch.cuda.is_available():
         why = "finds no CUDA GPU: does `nvidia-smi` list one?"
         if torch.version.cuda is None:
             why = "is a build without CUDA: install one with it from pytorch.org."
-        raise RuntimeError(f"{option} is {name}, but torch {torch.__version__} {why} {WITHOUT}")
+        raise MissingError(f"{option} is {name}, but torch {torch.__version__} {why} {WITHOUT}")
     if kind == "mps" and not torch.backends.mps.is_available():
-        raise RuntimeError(f"{option} is {name}, but torch finds no GPU of Apple's. {WITHOUT}")
+        raise MissingError(f"{option} is {name}, but torch finds no GPU of Apple's. {WITHOUT}")
 
 
 def _check_count(devices: int) -> None:
@@ -49,4 +51,4 @@ def _check_count(devices: int) -> None:
 
     there = torch.cuda.device_count()
     if 0 < there < devices:
-        raise ValueError(f"--devices is {devices}; this computer has {there} CUDA GPUs")
+        raise InputError(f"--devices is {devices}; this computer has {there} CUDA GPUs")

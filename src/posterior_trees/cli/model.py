@@ -10,6 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from posterior_trees.errors import InputError
+
 if TYPE_CHECKING:
     from posterior_trees.predictor import TreePredictor
 
@@ -38,11 +40,11 @@ def load_model(arguments: argparse.Namespace, device: str | None = None) -> "Tre
     try:
         made = make()
     except Exception as error:  # somebody's own code: whatever it is, it is theirs to mend
-        raise ValueError(
+        raise InputError(
             f"--predictor {arguments.predictor} failed: {type(error).__name__}: {error}"
         ) from error
     if not isinstance(made, TreePredictor):
-        raise ValueError(
+        raise InputError(
             f"--predictor {arguments.predictor} made a {type(made).__name__}; it must return what "
             "`fit` got, a TreePredictor (of `wrap`)"
         )
@@ -65,10 +67,10 @@ def find_function(option: str, text: str) -> Callable[..., Any]:
     try:
         found = getattr(importlib.import_module(module), name)
     except Exception as error:  # a module of the user's own may fail in any way
-        raise ValueError(
+        raise InputError(
             f"{option} {text}: {type(error).__name__}: {error}; write MODULE:FUNCTION, of a "
             "module in this folder or such as posterior_trees.explore.measures:count_bright"
         ) from error
     if not callable(found):
-        raise ValueError(f"{option} {text}: {name} is not a function")
+        raise InputError(f"{option} {text}: {name} is not a function")
     return found

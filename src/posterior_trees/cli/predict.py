@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from posterior_trees.cli.model import add_device, add_model, load_model
 from posterior_trees.cli.options import print_paths
 from posterior_trees.cli.picture import add_adjustment
+from posterior_trees.errors import InputError
 
 if TYPE_CHECKING:
     from posterior_trees.tree import Tree
@@ -70,7 +71,7 @@ def nucleus_counter(arguments: argparse.Namespace):
     """What `predict --count` writes beside each tree; None without it."""
     if not arguments.count:
         if arguments.threshold is not None:
-            raise ValueError("--threshold is for counting: add --count")
+            raise InputError("--threshold is for counting: add --count")
         return None
     from posterior_trees.pictures.nuclei.count import count_nuclei
     from posterior_trees.pictures.nuclei.report import KEPT, per_leaf, write_count

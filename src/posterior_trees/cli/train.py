@@ -39,6 +39,7 @@ def run_train(arguments: argparse.Namespace) -> None:
         return
     from posterior_trees.data import load_images
     from posterior_trees.progress import Progress
+    from posterior_trees.training.order import steps_of
     from posterior_trees.training.trainer import fit
 
     out, title = arguments.out, f"training {recipe.task or arguments.recipe.stem}"
@@ -52,7 +53,9 @@ def run_train(arguments: argparse.Namespace) -> None:
         for warning in oddities(images[0]):
             print(f"warning: {warning}", file=sys.stderr)
     is_alone = arguments.devices == 1 and "WORLD_SIZE" not in os.environ
-    with Progress(title, can_stop=is_alone, is_quiet=not is_first) as progress:
+    steps = steps_of(len(images[0]), recipe.training.batch_size, recipe.data.repeat)
+    options = {"per_epoch": steps, "can_stop": is_alone, "is_quiet": not is_first}
+    with Progress(title, **options) as progress:
         fit(
             recipe,
             out,

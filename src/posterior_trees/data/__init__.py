@@ -23,11 +23,9 @@ from posterior_trees.data.patches import grid_patches
 from posterior_trees.data.report import Row, report, status
 from posterior_trees.data.splits import files_of, find_groups, fingerprint, image_of
 from posterior_trees.data.stream import StreamedImageSet
-from posterior_trees.errors import DataError
 
 __all__ = [
     "AUGMENTATIONS",
-    "DataError",
     "ImageSet",
     "Row",
     "StreamedImageSet",

@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 
 from posterior_trees.data import ImageSet, evenly_spaced
+from posterior_trees.errors import InputError
 from posterior_trees.measure import hole_of, measured_batch
 from posterior_trees.predictor import TreePredictor, evaluating
 from posterior_trees.tree import Tree
@@ -18,7 +19,7 @@ def predict_examples(
     """Trees, measurements and truths of some images, on the CPU."""
     wrong = [i for i in indices if not 0 <= i < len(images)]
     if wrong:
-        raise ValueError(f"image {wrong[0]} is not among 0…{len(images) - 1}")
+        raise InputError(f"image {wrong[0]} is not among 0…{len(images) - 1}")
     index = torch.as_tensor(indices)
     x, y = measured_batch(images, index, predictor.measurement, seed, predictor.device)
     return predictor(y).to("cpu"), y.cpu(), x.cpu()
@@ -29,7 +30,7 @@ def around_hole(predictor: TreePredictor) -> tuple[slice, slice]:
     longer side."""
     hole = hole_of(predictor.measurement)
     if hole is None or hole.ndim != 2:
-        raise ValueError(
+        raise InputError(
             f"{predictor.name or 'this model'} fills no hole that a figure could come closer to; "
             "leave out --closer"
         )

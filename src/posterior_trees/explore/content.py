@@ -37,6 +37,7 @@ from jaxtyping import Float
 from PIL import Image
 from torch import Tensor
 
+from posterior_trees.errors import InputError
 from posterior_trees.tree import Tree
 
 SCHEMA = 1
@@ -87,7 +88,7 @@ def _describe(tree: Tree, name: str, x: Tensor | None, measures: Mapping[str, Me
         for node, prob in enumerate(probs[0].tolist()):
             what = f"node {paths[node]} of {name!r}"
             if np.isnan(prob):
-                raise ValueError(f"{what} has probability NaN; probabilities must be numbers")
+                raise InputError(f"{what} has probability NaN; probabilities must be numbers")
             image = None if absent[node] else to_png(tree.images[level][0, node], what)
             nodes.append(None if image is None else {"p": prob, "image": image})
         levels.append(nodes)
@@ -102,9 +103,13 @@ def _values(tree: Tree, measure: Measure, title: str) -> list[float | None]:
     """The measure of every leaf; none for an absent one."""
     values: list[float | None] = []
     for leaf, is_absent in zip(tree.leaves[0], tree.is_absent(tree.depth)[0].tolist(), strict=True):
-        value = None if is_absent else float(measure(leaf.detach().cpu()))
+        try:
+            value = None if is_absent else float(measure(leaf.detach().cpu()))
+        except Exception as error:  # the user's own function
+            reason = f"{type(error).__name__}: {error}"
+            raise InputError(f"the measure {title!r} failed: {reason}") from error
         if value is not None and not math.isfinite(value):
-            raise ValueError(f"the measure {title!r} gave {value}; it must give finite numbers")
+            raise InputError(f"the measure {title!r} gave {value}; it must give finite numbers")
         values.append(value)
     return values
 
@@ -114,7 +119,7 @@ def to_png(image: Float[Tensor, "c h w"], what: str) -> str:
     values = image.detach().cpu().double().numpy()
     bad = int(values.size - np.isfinite(values).sum())
     if bad:
-        raise ValueError(
+        raise InputError(
             f"{what} has {bad} NaN or infinite pixels of {values.size}; "
             "a page needs finite values: look for a training run that diverged"
         )
@@ -131,25 +136,25 @@ def png_url(picture: Image.Image) -> str:
 
 def _check(trees: Tree, *, inputs, truths, names, rivals: Mapping[str, Tree]) -> None:
     if len(trees) == 0:
-        raise ValueError("the batch holds no trees; a page needs at least one")
+        raise InputError("the batch holds no trees; a page needs at least one")
     if len(trees.shape) != 3:
-        raise ValueError(f"nodes have shape {tuple(trees.shape)}; a page shows images (c, h, w)")
+        raise InputError(f"nodes have shape {tuple(trees.shape)}; a page shows images (c, h, w)")
     for name, batch in {"trees": trees.root, "inputs": inputs, "truths": truths}.items():
         if batch is not None and batch.shape[1] not in (1, 3):
-            raise ValueError(
+            raise InputError(
                 f"{name} have {batch.shape[1]} channels; a page shows 1 (grey) or 3 (RGB)"
             )
     for name, batch in {"inputs": inputs, "truths": truths, "names": names}.items():
         if batch is not None and len(batch) != len(trees):
-            raise ValueError(f"{len(batch)} {name} for {len(trees)} trees: give one for each tree")
+            raise InputError(f"{len(batch)} {name} for {len(trees)} trees: give one for each tree")
     if truths is not None and truths.shape[1:] != trees.shape:
-        raise ValueError(
+        raise InputError(
             f"truths have shape {tuple(truths.shape[1:])}, nodes {tuple(trees.shape)}: "
             "a truth must be an image of the nodes' shape"
         )
     for name, rival in rivals.items():
         if len(rival) != len(trees) or rival.shape != trees.shape:
-            raise ValueError(
+            raise InputError(
                 f"{name!r} has {len(rival)} trees of {tuple(rival.shape)}, the page {len(trees)} "
                 f"of {tuple(trees.shape)}: a comparison needs trees of the same inputs"
             )

@@ -29,6 +29,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from posterior_trees.errors import InputError, MissingError
 from posterior_trees.measure import Colorize, Inpaint, hole_of
 from posterior_trees.predictor import TreePredictor, evaluating
 from posterior_trees.store import write_bytes
@@ -158,17 +159,17 @@ def _check(predictor: TreePredictor) -> None:
         try:
             __import__(name)
         except ImportError:
-            raise RuntimeError(
+            raise MissingError(
                 f"writing ONNX files needs {name}, which is not installed: "
                 'pip install ".[onnx]" in a checkout'
             ) from None
     if predictor.device.type != "cpu" or predictor.dtype != torch.float32:
-        raise ValueError(
+        raise InputError(
             f"the predictor is {predictor.dtype} on {predictor.device}; export it from the CPU in "
             'float32: load(model, device="cpu")'
         )
     if not predictor.measurement.channels(predictor.channels):
-        raise ValueError(
+        raise InputError(
             "the predictor was made without a measurement, and a graph must know how many channels "
             f"y has: wrap(…, measurement=Paired({predictor.channels}, N, is_residual=False)), N of "
             "them, is the same"

@@ -15,6 +15,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from posterior_trees.errors import InputError
 from posterior_trees.fast.grouped import block_diagonal, enlarging, parted, room_for, widen
 from posterior_trees.fast.kernels import conv, predict
 from posterior_trees.fast.kernels import norm as norms
@@ -71,7 +72,7 @@ class FusedUNet(nn.Module):
         """What `maps` reads: in the precision and order of the weights, with zeros added to the
         channels, which cuDNN would add in passes of its own. To be fused by the compiler."""
         if y.shape[1] != self.in_channels:
-            raise ValueError(
+            raise InputError(
                 f"the image has {y.shape[1]} channels, this network takes {self.in_channels}"
             )
         wide = F.pad(y, (0, 0, 0, 0, 0, self.room - self.in_channels))

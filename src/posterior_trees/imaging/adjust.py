@@ -26,7 +26,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from posterior_trees.errors import DataError
+from posterior_trees.errors import DataError, InputError
 from posterior_trees.imaging.decode import Stored
 from posterior_trees.imaging.pixels import to_float
 
@@ -62,15 +62,15 @@ class Adjustment(NamedTuple):
     ) -> "Adjustment":
         """Checked: the errors name the value and the limit."""
         if not (gamma > 0 and math.isfinite(gamma)):
-            raise ValueError(f"gamma is {gamma:g}; it must be positive (0.5 is the square root)")
+            raise InputError(f"gamma is {gamma:g}; it must be positive (0.5 is the square root)")
         if levels is None:
             return cls(None, gamma, invert)
         if len(levels) != 2 or not all(map(math.isfinite, levels)):
             listed = " ".join(f"{value:g}" for value in levels)
-            raise ValueError(f"the levels are {listed}; give two numbers, of black and of white")
+            raise InputError(f"the levels are {listed}; give two numbers, of black and of white")
         low, high = levels
         if not low < high:
-            raise ValueError(
+            raise InputError(
                 f"the levels are {low:g} and {high:g}; the first must be the lower one"
             )
         return cls((low, high), gamma, invert)
@@ -106,7 +106,7 @@ def refuse_with_digit(
         "--invert": done.is_inverted,
     }
     if given := [name for name, is_asked in asked.items() if is_asked]:
-        raise ValueError(
+        raise InputError(
             f"--digit finds ink, paper and size by itself: leave {' and '.join(given)} out"
         )
 

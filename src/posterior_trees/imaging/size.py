@@ -13,7 +13,7 @@ it counted them.
 import math
 from collections.abc import Sequence
 
-from posterior_trees.errors import DataError
+from posterior_trees.errors import DataError, InputError
 from posterior_trees.measure import Measurement, hole_of
 
 SCALES = (1 / 16, 16.0)
@@ -32,12 +32,12 @@ def check_scale(scale: float | int, measurement: Measurement) -> None:
     """Refuse a scale that no picture or not this model can have; 1 is none."""
     least, most = SCALES
     if not (math.isfinite(scale) and least <= scale <= most):
-        raise ValueError(
+        raise InputError(
             f"the scale is {scale:g}; it must be from {least:g} to {most:g} (0.5: half as high and "
             "wide)"
         )
     if scale != 1 and (size := mask_size(measurement)):
-        raise ValueError(
+        raise InputError(
             f"the model takes {times(size)} pixels and nothing else: leave --scale out "
             "(`ptrees predict --resize` and the explorer bring pictures to that size)"
         )

@@ -3,6 +3,7 @@
 from typing import Any
 
 from posterior_trees.data.registry import terms_of
+from posterior_trees.errors import InputError, RecipeError
 from posterior_trees.measure import (
     Colorize,
     Denoise,
@@ -15,7 +16,7 @@ from posterior_trees.measure import (
 from posterior_trees.networks.residual import ResidualUNet
 from posterior_trees.networks.unet import UNet
 from posterior_trees.predictor import TreePredictor
-from posterior_trees.recipe import Recipe, RecipeError
+from posterior_trees.recipe import Recipe
 
 
 def build_measurement(recipe: Recipe) -> Measurement:
@@ -107,13 +108,13 @@ def check_own(predictor: TreePredictor, recipe: Recipe) -> None:
     measure and which tree it is. What no recipe can say (another branching on each level, a
     measurement of one's own) contradicts none."""
     if not isinstance(predictor, TreePredictor):
-        raise ValueError(
+        raise InputError(
             f"the predictor is a {type(predictor).__name__}; make a TreePredictor of it: "
             "wrap(network, features=…, channels=…, measurement=…)"
         )
     tree = (recipe.tree.branching,) * recipe.tree.depth
     if predictor.branching != tree and len(set(predictor.branching)) <= 1:
-        raise ValueError(
+        raise InputError(
             f"the predictor has the layout {predictor.branching}, the recipe {tree}: give wrap the "
             "recipe's branching and depth, or the recipe the predictor's"
         )
@@ -122,7 +123,7 @@ def check_own(predictor: TreePredictor, recipe: Recipe) -> None:
     is_known = type(measurement) in (Inpaint, Colorize, Denoise, Downsample)
     is_known = is_known or isinstance(measurement, Paired)
     if is_known and not is_same(measurement, wanted):
-        raise ValueError(
+        raise InputError(
             f"the predictor's measurement ({type(measurement).__name__}) is not the "
             f"recipe's ({type(wanted).__name__}, by [measurement]), or hides something else: give "
             "wrap measurement=build_measurement(recipe), from posterior_trees.models.build"

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from posterior_trees import store
+from posterior_trees.errors import ModelError
 from posterior_trees.models.build import build_predictor, check_own, terms
 from posterior_trees.predictor import TreePredictor
 from posterior_trees.recipe import Recipe, parse_resolved, write_recipe
@@ -19,10 +20,6 @@ from posterior_trees.recipe import Recipe, parse_resolved, write_recipe
 SCHEMA = 1
 SHIPPED = ("digits", "cells")
 """Models inside the package, for `load`."""
-
-
-class ModelError(ValueError):
-    """A model that cannot be loaded, with the reason and the fix."""
 
 
 def save_model(

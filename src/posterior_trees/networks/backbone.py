@@ -3,6 +3,7 @@
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from posterior_trees.errors import InputError
 from posterior_trees.networks.head import Leaves, ProbabilityHead
 
 
@@ -24,7 +25,7 @@ class Backbone(nn.Module):
     ) -> None:
         super().__init__()
         if emits_leaves and features != num_leaves * channels:
-            raise ValueError(
+            raise InputError(
                 f"a backbone that emits {num_leaves} leaves of {channels} channels itself has "
                 f"{num_leaves * channels} output maps, not features={features}"
             )
@@ -38,17 +39,17 @@ class Backbone(nn.Module):
     def forward(self, y: Float[Tensor, "b c h w"]) -> Leaves:
         maps = self.backbone(y)
         if not isinstance(maps, Tensor):
-            raise ValueError(
+            raise InputError(
                 f"the backbone returned a {type(maps).__name__}; wrap one that returns its feature "
                 "maps alone, a tensor (b, features, h, w)"
             )
         if maps.ndim != 4 or maps.shape[1] != self.features:
-            raise ValueError(
+            raise InputError(
                 f"the backbone returned {tuple(maps.shape)}, but was wrapped with "
                 f"features={self.features}: it must return (b, {self.features}, h, w)"
             )
         if maps.shape[2:] != y.shape[2:]:
-            raise ValueError(
+            raise InputError(
                 f"the backbone returned maps of {maps.shape[2]}×{maps.shape[3]} for a picture of "
                 f"{y.shape[2]}×{y.shape[3]}; they must have its size: give its convolutions "
                 "padding, undo its strides, or wrap it with the `multiple` that its sides must be"

@@ -8,6 +8,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from posterior_trees.errors import InputError
+
 
 class Leaves(NamedTuple):
     """The bottom of a tree, as a network predicts it: `K^d` images and their log-probabilities."""
@@ -41,10 +43,10 @@ class ProbabilityHead(nn.Module):
     ) -> None:
         super().__init__()
         if layers not in (3, 4):
-            raise ValueError(f"the probability head has {layers} layers; choose 3 or 4")
+            raise InputError(f"the probability head has {layers} layers; choose 3 or 4")
         norms = {"layer": nn.LayerNorm, "batch": nn.BatchNorm1d}
         if norm not in norms:
-            raise ValueError(f"norm {norm!r} of the probability head: choose 'layer' or 'batch'")
+            raise InputError(f"norm {norm!r} of the probability head: choose 'layer' or 'batch'")
         widths = [features, *[features] * (layers - 3), 256, 64]
         modules: list[nn.Module] = []
         for before, after in pairwise(widths):

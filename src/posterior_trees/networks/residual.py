@@ -13,6 +13,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from posterior_trees.errors import InputError
 from posterior_trees.networks.head import Leaves, ProbabilityHead
 
 
@@ -210,12 +211,12 @@ class Enlarge(nn.Module):
 def check_levels(multipliers: Sequence[int], attention: Sequence[int]) -> None:
     """Refuse levels without channels, and attention where there is no level."""
     if not multipliers or min(multipliers) < 1:
-        raise ValueError(
+        raise InputError(
             f"the multipliers are {list(multipliers)}; give one of at least 1 for each level"
         )
     levels = range(len(multipliers))
     if strange := [level for level in attention if level not in levels]:
-        raise ValueError(
+        raise InputError(
             f"attention at level {strange[0]}: the {len(multipliers)} multipliers make levels "
             f"0 to {levels[-1]}"
         )

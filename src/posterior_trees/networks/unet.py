@@ -6,6 +6,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from posterior_trees.errors import InputError
 from posterior_trees.fast.grouped import (
     aligned_conv,
     block_diagonal,
@@ -66,7 +67,7 @@ class UNet(nn.Module):
         super().__init__()
         self.decoders = num_leaves if is_disjoint else 1
         if width % self.decoders:
-            raise ValueError(
+            raise InputError(
                 f"width {width} cannot be dealt out evenly among {num_leaves} leaves; "
                 f"use a multiple of {num_leaves}, or a shared decoder"
             )

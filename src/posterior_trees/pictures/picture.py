@@ -18,7 +18,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from posterior_trees.data import DataError, ImageSet, evenly_spaced
+from posterior_trees.data import ImageSet, evenly_spaced
+from posterior_trees.errors import DataError, InputError
 from posterior_trees.imaging.adjust import SLACK, Adjustment, refuse_with_digit
 from posterior_trees.imaging.decode import Stored, decode_raw, read_header
 from posterior_trees.imaging.pixels import to_float
@@ -118,13 +119,13 @@ def brightness_range(
 def _from_tensor(tensor: Tensor, predictor: TreePredictor) -> Tensor:
     allowed, shape = _channels(predictor), tuple(tensor.shape)
     if tensor.ndim not in (2, 3, 4) or not tensor.numel():
-        raise ValueError(f"the tensor has shape {shape}; give (h, w), (c, h, w) or (b, c, h, w)")
+        raise InputError(f"the tensor has shape {shape}; give (h, w), (c, h, w) or (b, c, h, w)")
     pixels = _to_unit(tensor, predictor)
     if tensor.ndim == 2:
         return _convert(pixels.expand(1, 1, *shape), allowed)
     pixels = pixels if tensor.ndim == 4 else pixels.unsqueeze(0)
     if pixels.shape[1] not in allowed:
-        raise ValueError(
+        raise InputError(
             f"the tensor of shape {shape} has {pixels.shape[1]} channels, this model takes "
             f"{' or '.join(map(str, allowed))}; channels come before height and width"
         )
@@ -134,11 +135,11 @@ def _from_tensor(tensor: Tensor, predictor: TreePredictor) -> Tensor:
 def _from_array(array: np.ndarray, predictor: TreePredictor) -> Tensor:
     layers = array[:, :, None] if array.ndim == 2 else array
     if layers.ndim != 3 or layers.shape[2] not in (1, 3, 4) or not array.size:
-        raise ValueError(
+        raise InputError(
             f"the array has shape {array.shape}; give (h, w), or (h, w, c) with 1, 3 or 4 channels"
         )
     if array.dtype.kind not in "fu":
-        raise ValueError(f"the pixels are {array.dtype}; give uint8, uint16 or float in [0, 1]")
+        raise InputError(f"the pixels are {array.dtype}; give uint8, uint16 or float in [0, 1]")
     layers = layers.astype(np.float32 if array.dtype.kind == "f" else array.dtype.newbyteorder("="))
     pixels = _to_unit(torch.from_numpy(np.ascontiguousarray(layers)), predictor)
     pixels = pixels.permute(2, 0, 1).unsqueeze(0)
@@ -157,7 +158,7 @@ def _convert(pixels: Tensor, allowed: Sequence[int]) -> Tensor:
         return pixels.expand(-1, want, -1, -1)
     if want == 1:
         return (pixels * pixels.new_tensor(LUMA)[:, None, None]).sum(dim=1, keepdim=True)
-    raise ValueError(f"the picture has {have} channels, this model takes {want}: give a tensor")
+    raise InputError(f"the picture has {have} channels, this model takes {want}: give a tensor")
 
 
 def _channels(predictor: TreePredictor) -> tuple[int, ...]:
@@ -172,19 +173,19 @@ def _to_unit(values: Tensor, predictor: TreePredictor) -> Tensor:
     if values.dtype in (torch.uint8, torch.uint16):
         return to_float(values)
     if not values.is_floating_point():
-        raise ValueError(f"the pixels are {values.dtype}; give uint8, uint16 or float in [0, 1]")
+        raise InputError(f"the pixels are {values.dtype}; give uint8, uint16 or float in [0, 1]")
     values = values.detach().float()
     bad = int(values.numel() - values.isfinite().sum())
     if bad:
         total = values.numel()
-        raise ValueError(
+        raise InputError(
             f"{bad} of {total} pixels are NaN or infinite; replace them by numbers in [0, 1]"
         )
     measurement = predictor.measurement
     noise = 8 * float(measurement.sigma) if isinstance(measurement, Denoise) else 0.0
     low, high = values.min().item(), values.max().item()
     if low < -SLACK - noise or high > 1 + SLACK + noise:
-        raise ValueError(
+        raise InputError(
             f"pixels go from {low:g} to {high:g}, the limits are {0 - noise:g} and {1 + noise:g}: "
             "divide by 255 (16-bit: by 65535), or bring [-1, 1] to [0, 1] by (x + 1) / 2"
         )
@@ -197,7 +198,7 @@ def _check_size(pixels: Tensor | np.ndarray, predictor: TreePredictor, what: str
         have, want = times(pixels.shape[-2:]), times(size)
         takes = takes_digits(predictor.measurement, predictor.channels)
         find = "for a photograph or a scan of a digit use `ptrees predict --digit`; else "
-        raise ValueError(
+        raise InputError(
             f"{what} is {have} (height×width), the model takes {want}: {find if takes else ''}"
             f"resize it to {want}, or let `ptrees predict --resize` do it (in Python: "
             f"`predictor.predict(read_picture(file, predictor, {'digit' if takes else 'resize'}="

@@ -35,6 +35,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from posterior_trees.errors import InputError
 from posterior_trees.measure import Inpaint
 from posterior_trees.networks.padding import pad
 from posterior_trees.predictor import TreePredictor, evaluating
@@ -113,17 +114,17 @@ def check_tiles(predictor: TreePredictor, tile: int, overlap: int) -> None:
     """Refuse tiles that cannot work; both sizes are multiples of the network's grid."""
     if isinstance(predictor.measurement, Inpaint):
         size = "×".join(map(str, predictor.measurement.hole.shape))
-        raise ValueError(
+        raise InputError(
             f"this model fills one hole in pictures of {size}, which cannot be cut into tiles; "
             "resize the picture (--resize)"
         )
     step = predictor.multiple
     most = tile // 2 // step * step
     if most < 1:
-        raise ValueError(f"tiles of {tile} pixels are too small; choose at least {2 * step}")
+        raise InputError(f"tiles of {tile} pixels are too small; choose at least {2 * step}")
     if not 0 < overlap <= most:
         rounded = f" (sizes are rounded up to multiples of {step})" if step > 1 else ""
-        raise ValueError(
+        raise InputError(
             f"tiles of {tile} pixels overlap by {overlap}{rounded}; choose an overlap from {step} "
             f"to {most}"
         )

@@ -27,9 +27,9 @@ import numpy as np
 import torch
 from jaxtyping import Float
 from PIL import Image
-from safetensors import SafetensorError
 from torch import Tensor
 
+from posterior_trees.errors import InputError, words_for
 from posterior_trees.figure import save_figure
 from posterior_trees.imaging.adjust import Adjustment, describe_misfit, refuse_with_digit
 from posterior_trees.imaging.decode import read_header
@@ -55,7 +55,7 @@ from posterior_trees.tree import Tree
 SCHEMA = 1
 
 
-class PictureError(ValueError):
+class PictureError(InputError):
     """Pictures that could not be predicted, each with its reason; `written` are the others'."""
 
     def __init__(self, problems: Sequence[str], of: int, written: Sequence[Path]) -> None:
@@ -115,8 +115,9 @@ def predict_files(
                 measures = _write(folder, tree, x, small, facts, also)
                 shown.append(small._replace(measures=measures))
                 folders.append(folder)
-            except (ValueError, RuntimeError, OSError, MemoryError, SafetensorError) as error:
-                text = str(error) or type(error).__name__
+            except Exception as error:
+                if not (text := words_for(error)):
+                    raise
                 problems.append(text if text.startswith(str(file)) else f"{file}: {text}")
         if shown:
             write_bytes(out / "index.html", make_album(shown, predictor).encode())

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 
-from posterior_trees.errors import GuaranteeError
+from posterior_trees.errors import GuaranteeError, InputError
 from posterior_trees.measure import Free, Measurement
 from posterior_trees.networks.backbone import Backbone
 from posterior_trees.networks.head import Leaves
@@ -110,10 +110,10 @@ class TreePredictor(nn.Module):
         """What the network sees of `y`: an image padded to a size it can take."""
         seen = self.measurement.view(y)
         if seen.ndim == 3:
-            raise ValueError(f"y is {tuple(y.shape)}; a batch (b, c, h, w) is needed: give y[None]")
+            raise InputError(f"y is {tuple(y.shape)}; a batch (b, c, h, w) is needed: give y[None]")
         expected = self.measurement.channels(self.channels)
         if seen.ndim == 4 and expected and seen.shape[1] != expected:
-            raise ValueError(
+            raise InputError(
                 f"the measurement has {seen.shape[1]} channels, this model takes {expected}"
             )
         return pad(seen, self.multiple, self.padding).to(self.dtype)
@@ -163,7 +163,7 @@ class TreePredictor(nn.Module):
         y = self.measurement.observe(as_picture(picture, self).to(self.device))
         if needs_tiles(self, y.shape[-2:], tile):
             if len(y) != 1:
-                raise ValueError(
+                raise InputError(
                     f"{len(y)} pictures of {y.shape[-2]}×{y.shape[-1]} in one tensor: large ones "
                     "are cut into tiles, which are matched for each. Give one at a time, or tile=0"
                 )
@@ -187,7 +187,7 @@ def evaluating(module: nn.Module) -> Generator[None, None, None]:
 def check_brightness(y: Shaped[Tensor, "*shape"]) -> None:
     """Refuse integers: 255 would be 255 times white."""
     if not y.is_floating_point():
-        raise ValueError(
+        raise InputError(
             f"y is {y.dtype}; it must be floating-point numbers in [0, 1]: y / 255, or give "
             "pictures to predictor.predict, which scales them"
         )

@@ -2,24 +2,24 @@
 
 from posterior_trees.recipe.recipe import (
     Recipe,
-    RecipeError,
     build_recipe,
     build_section,
     parse_recipe,
     parse_resolved,
     parse_table,
     read_recipe,
+    read_text,
     write_recipe,
 )
 
 __all__ = [
     "Recipe",
-    "RecipeError",
     "build_recipe",
     "build_section",
     "parse_recipe",
     "parse_resolved",
     "parse_table",
     "read_recipe",
+    "read_text",
     "write_recipe",
 ]

@@ -15,6 +15,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
+from posterior_trees.errors import RecipeError
 from posterior_trees.recipe.sections import (
     AT_LEAST,
     CHOICES,
@@ -31,10 +32,6 @@ from posterior_trees.recipe.tasks import TASKS
 
 BEFORE = {"data": {"split_order": "sorted"}}
 """Keys whose default is not what was done before they came."""
-
-
-class RecipeError(ValueError):
-    """A recipe that cannot be used, with the reason and the fix."""
 
 
 @dataclass(frozen=True)
@@ -58,15 +55,18 @@ class Recipe:
 
 def read_recipe(file: str | PathLike[str], changes: tuple[str, ...] | list[str] = ()) -> Recipe:
     """Read a TOML recipe; `changes` are `key.sub=value` strings that win over the file."""
+    return parse_recipe(read_text(file, "recipes/digits_inpaint.toml"), changes, origin=str(file))
+
+
+def read_text(file: str | PathLike[str], example: str) -> str:
+    """The text of a TOML file."""
     path = Path(file)
     if not path.is_file():
-        raise RecipeError(f"there is no recipe {path}; recipes are TOML files such as "
-                          "recipes/digits_inpaint.toml")  # fmt: skip
+        raise RecipeError(f"there is no recipe {path}; recipes are TOML files such as {example}")
     try:
-        text = path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise RecipeError(f"{path} is not a text file in UTF-8: {error}") from error
-    return parse_recipe(text, changes, origin=str(path))
 
 
 def parse_recipe(

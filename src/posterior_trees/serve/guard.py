@@ -11,10 +11,12 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
+from posterior_trees.errors import PosteriorTreesError
+
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
-class RefusedError(Exception):
+class RefusedError(PosteriorTreesError):
     """A request that is answered with a reason instead."""
 
     def __init__(self, status: int, reason: str) -> None:

@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
+from posterior_trees.errors import MissingError, words_for
 from posterior_trees.explore.content import Measure, describe_trees
 from posterior_trees.explore.export import (
     SERVED,
@@ -143,8 +144,10 @@ class Explorer:
             return refusal(error.status, error.reason)
         except FullError as error:
             return refusal(503, str(error), {"Retry-After": "2"})
-        except (ValueError, RuntimeError, MemoryError, OSError) as error:
-            return refusal(422, str(error) or type(error).__name__)
+        except Exception as error:
+            if not (words := words_for(error)):
+                raise
+            return refusal(422, words)
 
     def describe(self, content: bytes, query: Mapping[str, str]) -> str:
         """The tree of a picture as JSON; runs in the worker's thread."""
@@ -232,7 +235,7 @@ def import_fastapi() -> Any:
         import fastapi
         import fastapi.responses
     except ImportError as error:
-        raise RuntimeError(
+        raise MissingError(
             f"the explorer's server needs {error.name}, which is not installed: "
             'pip install ".[explore]" in a checkout'
         ) from None

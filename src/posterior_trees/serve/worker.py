@@ -10,8 +10,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import Any
 
+from posterior_trees.errors import InputError, PosteriorTreesError
 
-class FullError(RuntimeError):
+
+class FullError(PosteriorTreesError):
     """All places of the queue are taken."""
 
 
@@ -20,7 +22,7 @@ class Worker:
 
     def __init__(self, room: int = 16) -> None:
         if room < 1:
-            raise ValueError(f"the queue has room for {room}; it needs at least 1")
+            raise InputError(f"the queue has room for {room}; it needs at least 1")
         self.room, self.taken = room, 0
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tree")
 

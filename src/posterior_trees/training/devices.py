@@ -12,6 +12,7 @@ from jaxtyping import Int, Shaped
 from lightning_fabric import Fabric
 from torch import Tensor
 
+from posterior_trees.errors import InputError
 from posterior_trees.recipe import Recipe
 
 
@@ -20,7 +21,7 @@ def make_fabric(recipe: Recipe, accelerator: str = "auto", devices: int = 1) -> 
     machines = int(os.environ.get("GROUP_WORLD_SIZE", 1))  # torchrun says how many,
     here = int(os.environ.get("LOCAL_WORLD_SIZE", devices))  # and how many processes each has
     if devices not in (1, here):
-        raise ValueError(
+        raise InputError(
             f"--devices is {devices}, but torchrun started {here} processes here: leave --devices "
             f"out, or start torchrun with --nproc-per-node {devices}"
         )

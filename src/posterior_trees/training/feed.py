@@ -11,11 +11,11 @@ from torch import Tensor
 from posterior_trees.balance import LeafBalancer
 from posterior_trees.data import ImageSet
 from posterior_trees.data.augment import augment
+from posterior_trees.errors import RunError
 from posterior_trees.predictor import TreePredictor
 from posterior_trees.recipe import Recipe
 from posterior_trees.seeding import step_generator
 from posterior_trees.training.order import Order
-from posterior_trees.training.run import RunError
 
 
 class Feed:

@@ -106,13 +106,17 @@ def idle_options(recipe: Recipe) -> list[str]:
 
 
 def warn_of_deafness(line: dict[str, Any], progress: float, head_norm: str = "layer") -> None:
-    """Add to an epoch's log line that the head does not listen, once it had time to learn to."""
+    """Add to an epoch's log line that the probabilities are the same for all images, once the head
+    had time to learn otherwise. That is no fault where y tells nothing about the leaf."""
     is_late = progress >= 0.5 and line["epsilon"] < SETTLED and len(line["leaf_usage"]) > 1
     if is_late and line.get("val_information", math.inf) < DEAF:
-        norm = "try network.head_norm='batch' with head_dropout=0.3, or "
-        other = "" if head_norm == "batch" else norm
-        deaf = "every image gets the same probabilities, whatever it shows: "
-        line["warnings"] = [*line.get("warnings", []), f"{deaf}{other}train longer"]
+        norm = "with network.head_norm='batch' and head_dropout=0.3, or "
+        deaf = (
+            "every image gets the same probabilities, whatever it shows: either y tells nothing "
+            "about which leaf it will be, and this is the truth, or the head has not learned to "
+            f"listen yet: train {'' if head_norm == 'batch' else norm}longer"
+        )
+        line["warnings"] = [*line.get("warnings", []), deaf]
 
 
 def perplexity(usage: list[float]) -> float:

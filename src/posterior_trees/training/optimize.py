@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from posterior_trees.errors import InputError
 from posterior_trees.fast.compiling import compiled
 from posterior_trees.recipe import Recipe
 from posterior_trees.recipe.sections import OptimizerSpec
@@ -136,7 +137,7 @@ def load_slots(optimizer: torch.optim.Optimizer, slots: dict[Any, dict[str, Any]
         for name, values in slot.items():
             if isinstance(values, Tensor) and values.ndim:
                 if values.shape != parameter.shape:
-                    raise ValueError(
+                    raise InputError(
                         f"the saved optimiser has {name} of {tuple(values.shape)} for a weight of "
                         f"{tuple(parameter.shape)}: another version wrote this run. Continue it "
                         "with that one, or begin anew in another --out folder"

@@ -7,6 +7,11 @@ from jaxtyping import Int
 from torch import Tensor
 
 
+def steps_of(images: int, batch_size: int, repeat: int = 1) -> int:
+    """Steps of an epoch: whole batches."""
+    return images * repeat // min(batch_size, images * repeat)
+
+
 class Order:
     """Which images step `s` takes, from 0; `generator(epoch)` makes the random numbers of an epoch,
     so that a run that was stopped goes on as if it had not been."""
@@ -22,7 +27,7 @@ class Order:
     ) -> None:
         self.images, self.draws = images, images * repeat
         self.batch_size = min(batch_size, self.draws)
-        self.steps_per_epoch = self.draws // self.batch_size
+        self.steps_per_epoch = steps_of(images, batch_size, repeat)
         self.generator, self.device = generator, device
         self.epoch: int | None = None
         self.shuffled = torch.empty(0, dtype=torch.long)

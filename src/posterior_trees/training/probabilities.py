@@ -36,12 +36,13 @@ from torch import Tensor, nn
 
 from posterior_trees import store
 from posterior_trees.data import ImageSet, find_groups
+from posterior_trees.errors import RunError
 from posterior_trees.evaluation.score import score
 from posterior_trees.measure import measured_batch
 from posterior_trees.models.checkpoint import load_weights, save_model
 from posterior_trees.predictor import TreePredictor
 from posterior_trees.recipe import Recipe
-from posterior_trees.training.run import Run, RunError, read_log
+from posterior_trees.training.run import Run, read_log
 
 FOLDS = 5
 SPREADS = (0.0, 0.1, 0.3, 1.0)

@@ -15,6 +15,7 @@ from typing import Any
 
 from posterior_trees import store
 from posterior_trees.data import ImageSet, files_of, fingerprint, own_names
+from posterior_trees.errors import RunError
 from posterior_trees.recipe import Recipe, parse_resolved, write_recipe
 
 FREE_TO_CHANGE = {
@@ -26,10 +27,6 @@ FREE_TO_CHANGE = {
     "training.calibrate",
 }
 """Recipe keys that do not change what a run trains: a finished one can still be calibrated."""
-
-
-class RunError(RuntimeError):
-    """A run that cannot go on, with the reason and what to do."""
 
 
 class Run:

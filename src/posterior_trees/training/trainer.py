@@ -15,6 +15,7 @@ import torch
 from lightning_fabric import Fabric
 
 from posterior_trees.data import ImageSet, grid_patches, load_images
+from posterior_trees.errors import RunError
 from posterior_trees.evaluation.score import validate
 from posterior_trees.models.build import build_predictor, check_own
 from posterior_trees.models.checkpoint import find_difference, provenance, save_model, start_from
@@ -29,7 +30,7 @@ from posterior_trees.training.feed import Feed
 from posterior_trees.training.health import Health, idle_options, warn_of_deafness
 from posterior_trees.training.learn import Learner
 from posterior_trees.training.probabilities import calibrate_run, describe_order, find_layer
-from posterior_trees.training.run import Run, RunError, describe_images, name_images
+from posterior_trees.training.run import Run, describe_images, name_images
 
 CHECK_EVERY = 50
 """Steps between looks at the loss: each look waits for the GPU."""

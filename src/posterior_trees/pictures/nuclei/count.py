@@ -37,6 +37,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from posterior_trees.errors import InputError
 from posterior_trees.imaging.otsu import otsu
 from posterior_trees.measure import Paired
 from posterior_trees.pictures.nuclei.regions import Regions, find_regions, owners_of
@@ -96,7 +97,7 @@ def count_nuclei(
     """Count the nuclei in the tree of one picture; without a `threshold` it is Otsu's. `watch`
     wraps the loop over the leaves."""
     if len(tree) != 1 or len(tree.shape) != 3 or tree.shape[0] != 1:
-        raise ValueError(
+        raise InputError(
             f"nuclei are counted in one tree of grey images; this is {tree}: take tree[i], and a "
             "model that predicts one channel"
         )

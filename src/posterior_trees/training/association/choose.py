@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from posterior_trees.errors import InputError
 from posterior_trees.tree import Tree
 
 Winners = Sequence[Int[Tensor, "b _"]]
@@ -89,7 +90,7 @@ def per_level(rate: float | int | Sequence[float], depth: int) -> list[float]:
     if len(rates) == 1 or not depth:
         return rates[:1] * depth
     if len(rates) != depth:
-        raise ValueError(
+        raise InputError(
             f"{len(rates)} rates for a tree of depth {depth}; give one, or one for each level"
         )
     return rates
