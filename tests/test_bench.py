@@ -249,7 +249,7 @@ def test_noise_has_the_shape_of_the_recipe_and_pairs_where_it_has_pairs() -> Non
     cells = make_noise(find_recipe("cells_actin_to_dna"), 70)
     assert cells.y is not None
     assert cells.shape == (1, 128, 128)
-    with pytest.raises(ValueError, match=r"--images is 10; two batches need at least 64"):
+    with pytest.raises(ValueError, match=r"--limit is 10; two batches need at least 64"):
         make_noise(find_recipe("digits_inpaint", ["training.batch_size=32"]), 10)
 
 
@@ -312,8 +312,8 @@ def test_conditions_name_device_versions_and_commit() -> None:
 
 COMMANDS = {
     "inference": "--size 32 --c-init 1 --batch 1 --branching 2 --depth 1",
-    "train": "--batch 4 --images 64 --set network.c_init=1",
-    "balancer": "--samples 50 --leaves 3",
+    "train": "--batch 4 --limit 64 --set network.c_init=1",
+    "balancer": "--set-sizes 50 --leaves 3",
     "kmeans": "--batch 2 --samples 20 --size 4 5",
 }
 
@@ -396,7 +396,7 @@ def test_a_note_is_printed_as_it_is(capsys) -> None:
 
 @pytest.mark.parametrize(
     "words",
-    ["balancer --samples 0", "inference --batch 0", "inference --size 0", "train --batch 0"],
+    ["balancer --set-sizes 0", "inference --batch 0", "inference --size 0", "train --batch 0"],
 )
 def test_how_many_is_at_least_one(words: str, capsys) -> None:
     with pytest.raises(SystemExit) as stop:

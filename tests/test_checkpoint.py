@@ -260,8 +260,8 @@ def test_commands_take_a_network_of_ones_own(tmp_path, blob_folder, monkeypatch,
     mine = ["run", "--predictor", "own_network:make"]
     for words in (
         ["evaluate", *mine, "--data", "."],
-        ["figure", *mine, "--data", ".", "--count", "1", "--out", "f.png"],
-        ["compare", *mine, "--data", ".", "--images", "4", "--device", "cpu", "--out", "table"],
+        ["figure", *mine, "--data", ".", "--limit", "1", "--out", "f.png"],
+        ["compare", *mine, "--data", ".", "--limit", "4", "--device", "cpu", "--out", "table"],
         ["predict", *mine, "a.png", "--out", "trees"],
         ["explore", *mine, "a.png", "--save", "page.html"],
         ["export", *mine, "--out", "small.safetensors"],

@@ -108,7 +108,8 @@ def place(tmp_path_factory) -> Path:
         ["demo", "--fast"],
         ["demo", "picture.png"],
         ["figure", "digits", "--out", "f.png", "--images", "1", "two"],
-        ["train", "recipe.toml", "--out", "run", "--accelerator", "gpus"],
+        ["train", "recipe.toml", "--out", "run", "--device", "gpus"],
+        ["evaluate", "digits", "--device", "tpux"],
         ["baseline", "sample", "run", "another", "--out", "o"],
     ],
     ids=" ".join,
@@ -171,23 +172,11 @@ MISTAKES = {
         ["evaluate", "recipe.toml", "--data", "data"],
         "recipe.toml is a recipe, not a model: train it .ptrees train recipe.toml --out RUN",
     ),
-    "unknown device": (
-        ["bench", "kmeans", "--device", "tpux"],
-        "--device is tpux; it is cuda, mps or cpu",
-    ),
     "picture as model": (["predict", "dark.png", "dark.png", "--out", "o"], "dark.png is damaged"),
     "run without weights": (["evaluate", "empty", "--data", "data"], "no best.safetensors"),
     "no data named": (
         ["evaluate", "model.safetensors"],
         "--data DIR or set the variable PTREES_DATA",
-    ),
-    "no such device": (
-        ["evaluate", "model.safetensors", "--device", "foo"],
-        "--device is foo; it is cuda, mps or cpu",
-    ),
-    "no such device to predict": (
-        ["predict", "model.safetensors", "dark.png", "--out", "o", "--device", "foo"],
-        "--device is foo",
     ),
     "no data folder": (["evaluate", "model.safetensors", "--data", "none"], "none does not exist"),
     "missing set": (["evaluate", "model.safetensors", "--data", "empty"], "'mnist' is not in"),
@@ -252,7 +241,7 @@ MISTAKES = {
         "f.gif.*.png, .jpg, .svg, .pdf",
     ),
     "figure into no folder": (
-        ["figure", "model.safetensors", "--data", "data", "--count", "1", "--out", "no/f.png"],
+        ["figure", "model.safetensors", "--data", "data", "--limit", "1", "--out", "no/f.png"],
         "a folder that exists",
     ),
     "numbers into a file": (
@@ -284,7 +273,7 @@ def test_a_mistake_ends_with_one_and_a_message(
     [
         "evaluate digits --limit 0",
         "evaluate digits --limit -3",
-        "figure digits --out f.png --count 0",
+        "figure digits --out f.png --limit 0",
         "train recipe.toml --out run --devices 0",
         "toy --out toy --seeds 0",
         "baseline mixture --out m.json --steps -3",
@@ -340,7 +329,7 @@ def test_debug_shows_the_traceback(ptrees, monkeypatch) -> None:
 
 
 @pytest.mark.parametrize(
-    "words", ["train recipe.toml --accelerator cuda", "bench growth --device cuda:0"]
+    "words", ["train recipe.toml --device cuda", "bench growth --device cuda:0"]
 )
 @pytest.mark.parametrize(
     ("build", "fix"), [(None, "is a build without CUDA: install"), ("12.8", "nvidia-smi")]
@@ -431,7 +420,7 @@ def test_a_finished_run_says_how_to_go_on_with_the_data_that_were_given(
                "training.compile=false", "training.calibrate=true"]  # fmt: skip
     options = [word for change in changes for word in ("--set", change)]
     words = ["train", place / "recipe.toml", "--out", tmp_path / "run", *options]
-    code, out, err = ptrees(*words, "--data", tmp_path / "my data", "--accelerator", "cpu")
+    code, out, err = ptrees(*words, "--data", tmp_path / "my data", "--device", "cpu")
     assert (code, "warning" in err) == (0, False)
     done, calibration = (out.splitlines()[-n] for n in (1, 2))
     assert re.match("calibration (left|changed) the probabilities.* validation images", calibration)
@@ -543,9 +532,9 @@ def test_predict_names_what_it_wrote_and_warns_of_a_misfit(ptrees, place, tmp_pa
 def test_figure_draws_the_images_that_are_asked_for(ptrees, place, tmp_path) -> None:
     words = ["figure", place / "model.safetensors", "--data", place / "data"]
     for name, options in (
-        ("a.png", ["--count", 2]),
+        ("a.png", ["--limit", 2]),
         ("b.svg", ["--images", 3, 5, 7]),
-        ("c.png", ["--count", 1, "--closer"]),
+        ("c.png", ["--limit", 1, "--closer"]),
     ):
         code, out, _ = ptrees(*words, "--out", tmp_path / name, *options)
         assert (code, out.strip()) == (0, str(tmp_path / name))

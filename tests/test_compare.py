@@ -237,7 +237,7 @@ def test_fewer_images_are_among_those_of_more() -> None:
     assert len(many) == 20
     assert few < many
     assert few != set(choose_images(100, 5, seed=4).tolist())
-    with pytest.raises(ValueError, match="--images is 101; the split has 100: give 1 to 100"):
+    with pytest.raises(ValueError, match="--limit is 101; the split has 100: give 1 to 100"):
         choose_images(100, 101)
 
 
@@ -277,7 +277,7 @@ def world(tmp_path_factory):
 
 
 def compare(world, out, *more: object) -> None:
-    words = ["compare", world / "tree.safetensors", "--data", world, "--images", 6, "--samples", 12,
+    words = ["compare", world / "tree.safetensors", "--data", world, "--limit", 6, "--samples", 12,
              "--group", 4, "--device", "cpu", "--out", out, *more]  # fmt: skip
     cli.main([str(word) for word in words])
 
@@ -305,11 +305,11 @@ def test_our_network_is_set_up_before_the_clock_starts(world, tmp_path, monkeypa
         return dataclasses.replace(method, answer=answer)
 
     monkeypatch.setattr(methods, "tree_method", counted)
-    compare(world, tmp_path, "--images", "6", "--group", "3")
+    compare(world, tmp_path, "--limit", "6", "--group", "3")
     assert calls == [0] * (SET_UP + 1) + [3]
     (tmp_path / "parts" / "ours" / "00003.safetensors").unlink()  # stopped there, and continued
     calls.clear()
-    compare(world, tmp_path, "--images", "6", "--group", "3")
+    compare(world, tmp_path, "--limit", "6", "--group", "3")
     assert calls == [3] * (SET_UP + 1)
 
 
@@ -515,7 +515,7 @@ def test_what_was_written_over_is_not_reported_either(world, tmp_path, capsys) -
 
 def test_a_sampler_of_ones_own_gets_what_all_methods_get(world, tmp_path, capsys) -> None:
     """The inputs as files; their samples, sent back, are those of these images."""
-    words = ["compare", world / "tree.safetensors", "--data", world, "--images", 6, "--inputs",
+    words = ["compare", world / "tree.safetensors", "--data", world, "--limit", 6, "--inputs",
              tmp_path / "in"]  # fmt: skip
     cli.main([str(word) for word in words])
     facts = json.loads((tmp_path / "in" / "inputs.json").read_text())
@@ -613,7 +613,7 @@ def test_anybodys_samples_are_made_to_agree_with_the_measurement(world, tmp_path
 
 def test_samples_of_a_baseline_become_a_method(world, tmp_path) -> None:
     """`baseline sample` and `compare` choose the same images."""
-    words = ["baseline", "sample", world / "conditional", "--data", world, "--images", 6,
+    words = ["baseline", "sample", world / "conditional", "--data", world, "--limit", 6,
              "--samples", 9, "--option", "steps=3", "--device", "cpu", "--out",
              tmp_path / "samples"]  # fmt: skip
     cli.main([str(word) for word in words])
@@ -689,7 +689,7 @@ FILES = ["data.name=own", "data.kind=images", "data.split=name", "data.split_ord
 def test_a_table_says_how_many_images_each_method_saw(photos, tmp_path) -> None:
     """Trained with more of them, a baseline is held against those, too."""
     train_prior(photos, tmp_path / "prior", *FILES, "data.extra=['more']")
-    compare(photos, tmp_path / "out", "--images", 3, "--method",
+    compare(photos, tmp_path / "out", "--limit", 3, "--method",
             f"prior={tmp_path / 'prior'}:ddnm:steps=2")  # fmt: skip
     table = json.loads((tmp_path / "out" / "table.json").read_text())
     own = len(load_split(parse_recipe(RECIPE, FILES).data, photos, "train"))
@@ -710,7 +710,7 @@ def test_judged_images_that_came_by_another_way_are_found(
 ) -> None:
     train_prior(photos, tmp_path / "prior", *FILES, *changes)
     with pytest.raises(SystemExit):
-        compare(photos, tmp_path / "out", "--images", 3, "--method",
+        compare(photos, tmp_path / "out", "--limit", 3, "--method",
                 f"prior={tmp_path / 'prior'}:ddnm:steps=2")  # fmt: skip
     text = capsys.readouterr().err
     assert message in text

@@ -50,7 +50,7 @@ CHANGES = (
 def train_on_two(launcher: list[str], options: list[str], folder: Path, run: Path) -> str:
     command = [sys.executable, *launcher, "-m", "posterior_trees", "train"]
     command += [str(folder / "blobs.toml"), "--data", str(folder), "--out", str(run)]
-    command += ["--accelerator", "cpu", *options]
+    command += ["--device", "cpu", *options]
     command += [part for change in CHANGES for part in ("--set", change)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     done = subprocess.run(

@@ -452,7 +452,7 @@ def test_a_study_trains_in_processes_and_the_same_command_continues_it(
         '[[variant]]\nname = "flat"\nchanges = ["tree.branching=3", "tree.depth=1"]\n'
     )
     options = {"--data": data, "--runs": tmp_path / "runs", "--out": tmp_path / "out"}
-    options |= {"--jobs": 2, "--accelerator": "cpu"}
+    options |= {"--jobs": 2, "--device": "cpu"}
     words = ["reproduce", tmp_path / "tree_or_flat.toml", *itertools.chain(*options.items())]
     command = [*map(str, words), *itertools.chain(*(("--set", change) for change in TINY))]
     with pytest.raises(SystemExit):

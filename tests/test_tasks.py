@@ -353,7 +353,7 @@ def test_a_study_trains_judges_draws_and_exports(data, tmp_path, capsys, monkeyp
     monkeypatch.setattr("posterior_trees_paper.tasks.SHOWN", 1)  # drawing is slow
     file = small_recipe(tmp_path, "cells_actin_to_dna")
     words = ["study", file, "--out", tmp_path / "out", "--runs", tmp_path / "runs", "--data", data]
-    cli.main([str(w) for w in words] + ["--plain", "--minutes", "5", "--accelerator", "cpu"])
+    cli.main([str(w) for w in words] + ["--plain", "--minutes", "5", "--device", "cpu"])
     assert "cells_actin_to_dna_plain: done" in capsys.readouterr().out
     rows = json.loads((tmp_path / "out" / "study.json").read_text())
     assert [row["state"] for row in rows] == ["done", "done"]

@@ -1315,7 +1315,7 @@ def start(recipe_file: Path, data: Path, run: Path, changes: list[str]) -> subpr
         "--data",
         str(data),
     ]
-    command += ["--out", str(run), "--accelerator", "cpu"]
+    command += ["--out", str(run), "--device", "cpu"]
     command += [part for change in changes for part in ("--set", change)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     return subprocess.Popen(
@@ -1341,7 +1341,7 @@ def test_a_run_asked_to_stop_saves_and_goes_on(
     changes = [*EVERYTHING, "training.save_seconds=1e9", "training.epochs=4"]
     fit(recipe(*changes), tmp_path / "whole", data=blob_folder, accelerator="cpu")
     command = ["train", str(blob_folder / "blobs.toml"), "--data", str(blob_folder), "--out",
-               str(tmp_path / "parts"), "--accelerator", "cpu"]  # fmt: skip
+               str(tmp_path / "parts"), "--device", "cpu"]  # fmt: skip
     command += [word for change in changes for word in ("--set", change)]
     handler = signal.getsignal(number)
     with monkeypatch.context() as patch:
@@ -1371,7 +1371,7 @@ def test_a_run_that_begins_anew_says_so(tmp_path, blob_folder, capsys):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "log.jsonl").write_text("")
     cli.main(["train", str(blob_folder / "blobs.toml"), "--data", str(blob_folder), "--out",
-              str(tmp_path / "run"), "--accelerator", "cpu"])  # fmt: skip
+              str(tmp_path / "run"), "--device", "cpu"])  # fmt: skip
     said = capsys.readouterr().err
     assert "has a log and no saved state: the run begins anew" in said
     assert re.search(r"^\d+ images to train on", said, re.MULTILINE)

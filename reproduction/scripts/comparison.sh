@@ -39,7 +39,7 @@ if [ "${TRY:-0}" != 0 ]; then
   ALL=(--set training.epochs=1 --set training.compile=false)
   TREES=(--set training.batch_size=1000 --set network.width=9 --set training.picture_every=0)
   BASELINES+=(--set training.batch_size=6 --set baseline.base=8 --set baseline.width=9 --set baseline.critic=4 --set baseline.log_every=1)
-  CHECK=(--samples 20 --steps 2)
+  CHECK=(--samples 20 --chain 2)
   IMAGES=2 SAMPLES=10 GROUP=2 STEPS="steps=2" REPAINT="steps=4,jump=2,resamplings=2"
 fi
 
@@ -91,7 +91,7 @@ compare() { # model, folder, then NAME RUN SAMPLER OPTIONS of every method
     fi
     shift 4
   done
-  $PTREES compare "$model" --data "$DATA" --images "$IMAGES" --samples "$SAMPLES" --group "$GROUP" \
+  $PTREES compare "$model" --data "$DATA" --limit "$IMAGES" --samples "$SAMPLES" --group "$GROUP" \
     --mse "$mse" --out "$OUT/$folder" --minutes "$(left)" ${COMPILE:+--compile} "${methods[@]}"
 }
 

@@ -19,5 +19,5 @@ for seed in 0 1 2; do train_and_score $seed & done # side by side: one run leave
 wait
 ptrees export "$out/seed0" --out "$out/digits.safetensors" --scores "$out/seed0.json"
 ptrees evaluate "$out/digits.safetensors" --data "$data" --json "$out/shipped.json"
-ptrees figure "$out/digits.safetensors" --data "$data" --count 4 --out "$out/trees.png"
+ptrees figure "$out/digits.safetensors" --data "$data" --limit 4 --out "$out/trees.png"
 "$python" "$here/digits_table.py" "$out" | tee "$out/table.md"

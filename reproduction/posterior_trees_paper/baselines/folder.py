@@ -66,7 +66,7 @@ def write_samples(
 def choose_images(total: int, count: int, seed: int = 0) -> Int[Tensor, "{count}"]:
     """The numbers of `count` of a split's `total` images, seeded: fewer are among those of more."""
     if not 1 <= count <= total:
-        raise InputError(f"--images is {count}; the split has {total}: give 1 to {total}")
+        raise InputError(f"--limit is {count}; the split has {total}: give 1 to {total}")
     generator = torch.Generator().manual_seed(seed)
     return torch.randperm(total, generator=generator)[:count].sort().values
 
@@ -104,7 +104,7 @@ def find_samples(folder: Path, numbers: Sequence[int], names: Sequence[str]) -> 
 def _lacks(folder: Path, missing: Sequence[int], total: int) -> str:
     first = missing[0]
     return (
-        f"{folder} has no samples of {len(missing)} of the {total} images that --images {total} "
+        f"{folder} has no samples of {len(missing)} of the {total} images that --limit {total} "
         f"and this --seed choose (numbers in the split, from 0): {', '.join(map(str, missing))}. "
         f"Put those of image {first} into {folder / f'{first:05d}'}/0000.png, … or "
         f"{first:05d}.npy, and so on; the same command with --inputs DIR in place of --out and "

@@ -58,13 +58,13 @@ def fresh(recipe: Recipe, device: str | torch.device) -> TreePredictor:
     return predictor.to(device).eval().requires_grad_(False)
 
 
-def size_of(recipe: Recipe, fallback: int = 64) -> tuple[int, int]:
+def size_of(recipe: Recipe, fallback: tuple[int, int] = (64, 64)) -> tuple[int, int]:
     """Height and width of the images of a recipe, as far as it says."""
     if len(recipe.data.size or recipe.measurement.of) == 2:
         height, width = recipe.data.size or recipe.measurement.of
         return height, width
-    side = recipe.data.patch or fallback
-    return side, side
+    side = recipe.data.patch
+    return (side, side) if side else fallback
 
 
 def random_measurement(predictor: TreePredictor, batch: int, size: tuple[int, int]) -> Tensor:

@@ -139,7 +139,7 @@ def make_noise(recipe: Recipe, images: int | None = None) -> ImageSet:
     count = images or min(MOST_IMAGES, SET_BYTES // per_image)
     least = 2 * recipe.training.batch_size
     if count < least:
-        raise InputError(f"--images is {count}; two batches need at least {least}")
+        raise InputError(f"--limit is {count}; two batches need at least {least}")
     generator = torch.Generator().manual_seed(0)
     x = torch.randint(256, (count, *shape), dtype=torch.uint8, generator=generator)
     if recipe.measurement.kind != "paired":

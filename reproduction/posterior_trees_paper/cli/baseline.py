@@ -4,8 +4,14 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from posterior_trees.cli.model import add_device
-from posterior_trees.cli.options import add_changes, add_data, command_line, count
+from posterior_trees.cli.options import (
+    add_changes,
+    add_data,
+    add_device,
+    add_limit,
+    command_line,
+    count,
+)
 from posterior_trees.errors import InputError
 from posterior_trees_paper.cli.baseline_checks import add_checks, shorten
 
@@ -28,12 +34,11 @@ def add(commands: Any) -> None:
     sample = actions.add_parser("sample", help="write samples of test images, for any use")
     sample.add_argument("model", metavar="RUN", help="a baseline's run folder or file")
     add_data(sample)
-    sample.add_argument("--method", help="ddnm, ddrm, repaint, … [the model's own]")
+    sample.add_argument("--sampler", help="ddnm, ddrm, repaint, … [the model's own]")
     sample.add_argument("--task", metavar="NAME", help="measure as in another task on the same "
                         "data, e.g. faces_mouth [the model's own]")  # fmt: skip
     _add_options(sample)
-    sample.add_argument("--images", type=int, default=10,
-                        help="so many test images, those of `ptrees compare` [10]")  # fmt: skip
+    add_limit(sample, "of the test split, those of `ptrees compare` [10]", 10)
     sample.add_argument("--samples", type=count, default=100, help="samples of each [100]")
     sample.add_argument("--seed", type=int, default=0, help="of images and samples [0]")
     add_device(sample)
@@ -83,12 +88,12 @@ def run_sample(arguments: argparse.Namespace) -> None:
     measurement = baseline.measurement_of(arguments.task)
     generator = step_generator(arguments.seed, 0, SAMPLING, baseline.device)
     options = parse_options(arguments.options)
-    chosen = choose_images(len(images), arguments.images, arguments.seed)
+    chosen = choose_images(len(images), arguments.limit, arguments.seed)
     for numbers in track("sampling")(chosen.split(1)):
         _, y = measured_batch(images, numbers, measurement, arguments.seed, baseline.device)
         samples, _ = baseline.sample(
             measurement, y, arguments.samples,
-            method=arguments.method, generator=generator, **options,
+            method=arguments.sampler, generator=generator, **options,
         )  # fmt: skip
         write_samples(arguments.out, numbers, samples)
     print(arguments.out)

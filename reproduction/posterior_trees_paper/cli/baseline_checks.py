@@ -5,8 +5,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from posterior_trees.cli.model import add_device
-from posterior_trees.cli.options import add_data, count
+from posterior_trees.cli.options import add_data, add_device, count
 from posterior_trees.errors import InputError
 
 READER = Path(__file__).parents[1] / "studies" / "classifier.safetensors"
@@ -30,8 +29,8 @@ def add_checks(actions: Any) -> None:
     add_data(digits)
     add_reader(digits)
     digits.add_argument("--samples", type=count, default=4000, help="digits to draw [4000]")
-    digits.add_argument("--steps", type=count, default=250, help="of the reverse chain [250]")
-    digits.add_argument("--seed", type=int, default=0)
+    digits.add_argument("--chain", type=count, default=250, help="steps of the reverse chain [250]")
+    digits.add_argument("--seed", type=int, default=0, help="of images and samples [0]")
     add_device(digits)
     digits.add_argument("--out", type=Path, required=True, help="JSON file to write")
     digits.set_defaults(run=run_digits)
@@ -88,7 +87,7 @@ def run_digits(arguments: argparse.Namespace) -> None:
     images, _ = load_labelled(arguments.data, "t10k")
     real, _ = images.batch(range(len(images)))
     generator = torch.Generator(baseline.device).manual_seed(arguments.seed)
-    samples = draw_digits(model, images.shape, arguments.samples, steps=arguments.steps,
+    samples = draw_digits(model, images.shape, arguments.samples, steps=arguments.chain,
                           generator=generator)  # fmt: skip
     result = judge_digits(samples, real.to(baseline.device), labels, reader)
     result["reader_accuracy"] = store.read_facts(arguments.classifier).get("test_accuracy")

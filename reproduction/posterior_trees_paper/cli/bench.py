@@ -4,8 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from posterior_trees.cli.model import add_device
-from posterior_trees.cli.options import add_changes, count
+from posterior_trees.cli.options import add_changes, add_device, add_limit, count
 from posterior_trees.errors import InputError
 
 PRECISIONS = ("float32", "bfloat16", "float16")
@@ -14,7 +13,7 @@ KEYS = {
     "depth": "tree.depth={}",
     "c_init": "network.c_init={}",
     "channels": "data.channels={}",
-    "size": "data.size=[{0}, {0}]",
+    "size": "data.size={}",
 }
 """Options that change a key of the recipe whose network is measured."""
 
@@ -34,49 +33,49 @@ def _add_networks(actions: Any) -> None:
     inference.add_argument("--recipe", help="a TOML file, one of recipes/, or a task "
                            "[the paper's network]")  # fmt: skip
     _add_network(inference)
-    inference.add_argument("--size", type=count, help="image side [64, or the recipe's]")
+    _add_size(inference, "64, or the recipe's")
     inference.set_defaults(branching=None, depth=None, c_init=None, channels=None)
-    inference.add_argument("--batch", type=count, nargs="+", default=[1, 8], metavar="B")
+    _add_batch(inference, "1 8", [1, 8])
     inference.add_argument("--precision", choices=PRECISIONS, nargs="+",
-                           default=["float32", "bfloat16"])  # fmt: skip
-    inference.add_argument("--compile", action="store_true", help="predictor.compile() too")
+                           default=["float32", "bfloat16"],
+                           help="number formats to try [float32 bfloat16]")  # fmt: skip
+    inference.add_argument("--compile", action="store_true", help="compiled networks too")
     inference.add_argument("--torch-compile", action="store_true",
                            help="torch.compile alone too: minutes")  # fmt: skip
-    inference.add_argument("--onnx", action="store_true", help="ONNX Runtime too (on the CPU)")
+    inference.add_argument("--onnx-runtime", action="store_true",
+                           help="ONNX Runtime too (on the CPU)")  # fmt: skip
 
     train = _action(actions, "train", run_train, "a training step, and its balancer", 8)
     train.add_argument("--recipe", default="digits_inpaint",
                        help="a TOML file, one of recipes/, or a task [digits_inpaint]")  # fmt: skip
-    train.add_argument("--batch", type=count, nargs="+", metavar="B",
-                       help="[the recipe's; on the CPU 16]")  # fmt: skip
-    train.add_argument("--images", type=int, help="size of the set [60000, or what 256 MB hold]")
-    train.add_argument("--steps", type=count, help="steps timed together [10; on the CPU 1]")
+    _add_batch(train, "the recipe's; on the CPU 16")
+    add_limit(train, "of noise, to train on [60000, or what 256 MB hold]")
+    train.add_argument("--together", type=count, help="steps timed at once [10; on the CPU 1]")
     add_changes(train, "change a recipe key, e.g. training.compile=false")
 
-    growth = _action(actions, "growth", run_growth, "cost over leaves, size and batch", 5)
+    text = "cost over leaves, size and batch"
+    growth = _action(actions, "growth", run_growth, text, 5, seconds=1.0)
     _add_network(growth)
-    growth.add_argument("--size", type=count, default=64, help="image side at the centre [64]")
-    growth.add_argument("--batch", type=count, default=1, help="batch at the centre [1]")
+    _add_size(growth, "one side, 64", [64])
+    _add_batch(growth, "one number, 1", [1])
     growth.add_argument("--training", action="store_true", help="forward and backward")
-    growth.add_argument("--limit", type=float, default=1.0, help="seconds for one point [1]")
     growth.add_argument("--plot", type=Path, metavar="FILE", help=".png, .svg or .pdf")
 
 
 def _add_solvers(actions: Any) -> None:
     """What solves a problem that other packages solve too: `balancer` and `kmeans`."""
     balancer = _action(actions, "balancer", run_balancer, "the next batch, against cvxpy", 10)
-    balancer.add_argument("--samples", type=count, nargs="+", default=[2000, 20_000], metavar="N")
-    balancer.add_argument("--leaves", type=count, default=9)
+    balancer.add_argument("--set-sizes", type=count, nargs="+", default=[2000, 20_000],
+                          metavar="N", help="images to draw from [2000 20000]")  # fmt: skip
+    balancer.add_argument("--leaves", type=count, default=9, help="leaves of the tree [9]")
     _add_skip(balancer)
 
     kmeans = _action(actions, "kmeans", run_kmeans, "samples to trees, against scikit-learn", 5)
     _add_tree(kmeans)
-    kmeans.add_argument("--batch", type=count, nargs="+", default=[4, 32], metavar="B",
-                        help="images clustered together [4 32]")  # fmt: skip
+    _add_batch(kmeans, "4 32", [4, 32])
     kmeans.add_argument("--samples", type=count, default=100, help="samples of each image [100]")
-    kmeans.add_argument("--size", type=count, nargs="+", default=[32], metavar="SIDE",
-                        help="image side, or height and width [32]")  # fmt: skip
-    kmeans.add_argument("--channels", type=count, default=1)
+    _add_size(kmeans, "32", [32])
+    kmeans.add_argument("--channels", type=count, default=1, help="channels of an image [1]")
     _add_skip(kmeans)
 
 
@@ -93,12 +92,12 @@ def run_inference(arguments: argparse.Namespace) -> None:
         arguments.precision,
         is_compiled=arguments.compile,
         is_torch_compiled=arguments.torch_compile,
-        has_onnx=arguments.onnx,
+        has_onnx=arguments.onnx_runtime,
         repeat=arguments.repeat,
         seconds=arguments.seconds,
     )
     point, watch = fresh(plain_of(recipe), device), track("measuring")
-    size = size_of(recipe, arguments.size or 64)
+    size = size_of(recipe, _size(arguments) if arguments.size else (64, 64))
     _show(bench_inference(tree, point, size, arguments.batch, ways, watch), arguments)
 
 
@@ -114,11 +113,12 @@ def _recipe(arguments: argparse.Namespace) -> Any:
         if fixed:
             raise InputError(f"the model decides about {', '.join(fixed)}: leave it out")
         return load_recipe(arguments.model)
-    changes = [KEYS[name].format(getattr(arguments, name)) for name in given]
+    values = vars(arguments) | ({"size": list(_size(arguments))} if arguments.size else {})
+    changes = [KEYS[name].format(values[name]) for name in given]
     if arguments.recipe:
         return find_recipe(arguments.recipe, changes)
     if arguments.size is None:
-        changes.append(KEYS["size"].format(64))
+        changes.append(KEYS["size"].format([64, 64]))
     return parse_recipe(PAPER, changes)
 
 
@@ -134,8 +134,8 @@ def run_train(arguments: argparse.Namespace) -> None:
     for batch in arguments.batch or ([16] if is_slow else [0]):
         size = [f"training.batch_size={batch}"] if batch else []
         recipe = find_recipe(arguments.recipe, [*start, *size, *arguments.changes])
-        steps = arguments.steps or (1 if is_slow else 10)
-        report = bench_training(recipe, device, images=arguments.images, group=steps,
+        steps = arguments.together or (1 if is_slow else 10)
+        report = bench_training(recipe, device, images=arguments.limit, group=steps,
                                 repeat=arguments.repeat, seconds=arguments.seconds)  # fmt: skip
         reports.append(report)
     for other in reports[1:]:
@@ -149,7 +149,7 @@ def run_balancer(arguments: argparse.Namespace) -> None:
     from posterior_trees_paper.bench.balancing import bench_balancing
 
     report = bench_balancing(
-        arguments.samples,
+        arguments.set_sizes,
         arguments.leaves,
         _device(arguments),
         repeat=arguments.repeat,
@@ -162,13 +162,11 @@ def run_balancer(arguments: argparse.Namespace) -> None:
 def run_kmeans(arguments: argparse.Namespace) -> None:
     from posterior_trees_paper.bench.clustering import bench_clustering
 
-    if len(arguments.size) > 2:
-        raise InputError(f"--size has {len(arguments.size)} numbers; give a side, or height, width")
     names = ("samples", "channels", "branching", "depth", "repeat", "seconds")
     report = bench_clustering(
         arguments.batch,
         _device(arguments),
-        size=(arguments.size[0], arguments.size[-1]),
+        size=_size(arguments),
         **{name: getattr(arguments, name) for name in names},
         is_skipped=arguments.skip_missing,
     )
@@ -179,13 +177,16 @@ def run_growth(arguments: argparse.Namespace) -> None:
     from posterior_trees.progress import track
     from posterior_trees_paper.bench.growth import Point, bench_growth, draw_growth
 
-    names = ("branching", "depth", "size", "batch", "c_init", "channels")
+    (height, width), batches = _size(arguments), arguments.batch
+    if height != width or len(batches) > 1:
+        raise InputError("growth starts at one point: give one --size and one --batch")
+    names = ("branching", "depth", "c_init", "channels")
     report = bench_growth(
-        Point(**{name: getattr(arguments, name) for name in names}),
+        Point(size=height, batch=batches[0], **{name: getattr(arguments, name) for name in names}),
         _device(arguments),
         is_training=arguments.training,
         repeat=arguments.repeat,
-        seconds=arguments.limit,
+        seconds=arguments.seconds,
         watch=track("measuring"),
     )
     _show(report, arguments)
@@ -194,12 +195,12 @@ def run_growth(arguments: argparse.Namespace) -> None:
         print(arguments.plot)
 
 
-def _action(actions: Any, name: str, run: Any, text: str, repeat: int) -> Any:
+def _action(actions: Any, name: str, run: Any, text: str, repeat: int, seconds: float = 8.0) -> Any:
     parser = actions.add_parser(name, help=text)
     add_device(parser)
     parser.add_argument("--repeat", type=int, default=repeat, help=f"measurements [{repeat}]")
-    parser.add_argument("--seconds", type=float, default=8.0,
-                        help="stop measuring a row of ways after so long [8]")  # fmt: skip
+    parser.add_argument("--seconds", type=float, default=seconds,
+                        help=f"stop measuring a row after so long [{seconds:g}]")  # fmt: skip
     parser.add_argument("--json", type=Path, metavar="FILE", help="file for the numbers")
     parser.set_defaults(run=run)
     return parser
@@ -213,7 +214,24 @@ def _add_tree(parser: Any) -> None:
 def _add_network(parser: Any) -> None:
     _add_tree(parser)
     parser.add_argument("--c-init", type=count, default=4, help="first channels of a leaf [4]")
-    parser.add_argument("--channels", type=int, choices=(1, 3), default=3)
+    parser.add_argument("--channels", type=count, choices=(1, 3), default=3,
+                        help="channels of an image [3]")  # fmt: skip
+
+
+def _add_batch(parser: Any, usual: str, default: list[int] | None = None) -> None:
+    parser.add_argument("--batch", type=count, nargs="+", metavar="B", default=default,
+                        help=f"images at once [{usual}]")  # fmt: skip
+
+
+def _add_size(parser: Any, usual: str, default: list[int] | None = None) -> None:
+    parser.add_argument("--size", type=count, nargs="+", metavar="SIDE", default=default,
+                        help=f"image side, or height and width [{usual}]")  # fmt: skip
+
+
+def _size(arguments: argparse.Namespace) -> tuple[int, int]:
+    if len(arguments.size) > 2:
+        raise InputError(f"--size has {len(arguments.size)} numbers; give a side, or height, width")
+    return arguments.size[0], arguments.size[-1]
 
 
 def _add_skip(parser: Any) -> None:

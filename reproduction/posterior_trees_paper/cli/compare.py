@@ -11,8 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from posterior_trees.cli.evaluate import load_judged
-from posterior_trees.cli.model import add_device, add_model, predictor_files
-from posterior_trees.cli.options import add_data, count, print_paths
+from posterior_trees.cli.model import add_model, predictor_files
+from posterior_trees.cli.options import (
+    add_data,
+    add_device,
+    add_limit,
+    add_split,
+    count,
+    print_paths,
+)
 from posterior_trees.errors import InputError
 from posterior_trees_paper.cli.baseline import parse_options
 
@@ -32,8 +39,8 @@ def add(commands: Any) -> None:
     add_data(parser)
     parser.add_argument("--mse", metavar="MODEL", help="a network trained for the mean alone (a "
                         "tree of depth 0), to hold roots against [our root]")  # fmt: skip
-    parser.add_argument("--split", choices=("validation", "test"), default="test")
-    parser.add_argument("--images", type=count, help="so many images [100, or all there are]")
+    add_split(parser, ("validation", "test"))
+    add_limit(parser, "chosen by the seed [100, or all there are]")
     parser.add_argument("--samples", type=count, default=100, help="samples per image [100]")
     parser.add_argument("--group", type=count, default=10, help="images sampled together [10]")
     parser.add_argument("--seed", type=int, default=0, help="of images and samples [0]")
@@ -41,7 +48,7 @@ def add(commands: Any) -> None:
                         help="stop after so long; the same command continues")  # fmt: skip
     add_device(parser)
     parser.add_argument("--compile", action="store_true",
-                        help="fuse all networks, ours too: a minute each, then faster")  # fmt: skip
+                        help="compiled networks: minutes once, then faster")  # fmt: skip
     goal = parser.add_mutually_exclusive_group(required=True)
     goal.add_argument("--out", type=Path, help="folder for tables and figures")
     goal.add_argument("--inputs", type=Path, metavar="DIR",
@@ -86,7 +93,7 @@ def choose(arguments: argparse.Namespace) -> tuple[Any, Any, Any]:
     from posterior_trees_paper.compare.methods import choose_inputs
 
     recipe, predictor, images = load_judged(arguments)
-    options = arguments.images, arguments.seed, recipe.data.split
+    options = arguments.limit, arguments.seed, recipe.data.split
     return recipe, predictor, choose_inputs(predictor, images, *options)
 
 

@@ -4,8 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from posterior_trees.cli.hardware import add_accelerator
-from posterior_trees.cli.options import add_changes, add_data, count
+from posterior_trees.cli.options import add_changes, add_data, add_device, count
 from posterior_trees.errors import RunError
 from posterior_trees_paper.cli.baseline_checks import add_reader
 
@@ -26,7 +25,7 @@ def add(commands: Any) -> None:
     parser.add_argument("--jobs", type=count, default=3, help="runs side by side [3]")
     parser.add_argument("--only", metavar="RUN", help="train this run in this process; no report")
     add_changes(parser, "change a key of all runs")
-    add_accelerator(parser)
+    add_device(parser)
     parser.set_defaults(run=run_reproduce)
 
 
@@ -46,7 +45,7 @@ def run_reproduce(arguments: argparse.Namespace) -> None:
     if arguments.only:
         from posterior_trees_paper.studies.execute import run_job
 
-        limits = {"minutes": arguments.minutes, "accelerator": arguments.accelerator}
+        limits = {"minutes": arguments.minutes, "accelerator": arguments.device or "auto"}
         row = run_job(plan, plan.job(arguments.only), arguments.runs, data, say=_say, **limits)
         _say(f"{arguments.only}: {row['state']}")
         return
@@ -60,7 +59,7 @@ def _run_all(arguments: argparse.Namespace, plan: Any, data: Path, out: Path) ->
 
     reader = load_reader(arguments.classifier) if arguments.classifier.is_file() else None
     check_reader(plan, reader)
-    options = ["--data", str(data), "--accelerator", arguments.accelerator]
+    options = ["--data", str(data), *(["--device", arguments.device] if arguments.device else [])]
     options += [word for change in arguments.changes for word in ("--set", change)]
     left = run_all(
         arguments.study,

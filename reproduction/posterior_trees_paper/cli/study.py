@@ -5,21 +5,21 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from posterior_trees.cli.hardware import add_accelerator
-from posterior_trees.cli.options import add_changes, add_data
+from posterior_trees.cli.options import add_changes, add_data, add_device
 from posterior_trees.errors import RunError
 
 
 def add(commands: Any) -> None:
     study = commands.add_parser("study", help="train, judge, draw and export several recipes")
-    study.add_argument("recipes", nargs="+", type=Path, metavar="RECIPE")
+    study.add_argument("recipes", nargs="+", type=Path, metavar="RECIPE",
+                       help="TOML files, see recipes/")  # fmt: skip
     study.add_argument("--out", type=Path, required=True, help="folder for what comes out")
     study.add_argument("--runs", type=Path, default=Path("runs"), help="folder of the runs [runs]")
     add_data(study)
     add_changes(study, "change a key of all recipes")
     study.add_argument("--minutes", type=float, help="stop training then; run again to continue")
     study.add_argument("--plain", action="store_true", help="also train plain MSE counterparts")
-    add_accelerator(study)
+    add_device(study)
     study.set_defaults(run=run_study)
 
 
@@ -34,7 +34,7 @@ def run_study(arguments: argparse.Namespace) -> None:
         minutes=arguments.minutes,
         changes=arguments.changes,
         with_plain=arguments.plain,
-        accelerator=arguments.accelerator,
+        accelerator=arguments.device or "auto",
         say=lambda text: print(text, flush=True),
     )
     failed = [row["name"] for row in rows if row["state"] == "failed"]

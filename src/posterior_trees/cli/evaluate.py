@@ -5,8 +5,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from posterior_trees.cli.model import add_device, add_model, load_model
-from posterior_trees.cli.options import SPLITS, add_data, count
+from posterior_trees.cli.model import add_model, load_model
+from posterior_trees.cli.options import add_data, add_device, add_limit, add_split
 
 SEEN_APART = 0.25
 """Pixels between the truth and the root of pairs from which on `evaluate` speaks of it."""
@@ -17,9 +17,9 @@ def add(commands: Any) -> None:
     add_model(evaluate)
     add_data(evaluate)
     add_device(evaluate)
-    evaluate.add_argument("--split", choices=SPLITS, default="test")
-    evaluate.add_argument("--limit", type=count, help="only the first N images")
-    evaluate.add_argument("--json", type=Path, help="file for the numbers")
+    add_split(evaluate)
+    add_limit(evaluate, "the first of the split [all]")
+    evaluate.add_argument("--json", type=Path, metavar="FILE", help="file for the numbers")
     evaluate.set_defaults(run=run_evaluate)
 
 

@@ -9,7 +9,8 @@ import webbrowser
 from pathlib import Path
 from typing import Any
 
-from posterior_trees.cli.model import add_device, add_model, find_function, load_model
+from posterior_trees.cli.model import add_model, find_function, load_model
+from posterior_trees.cli.options import add_device
 from posterior_trees.cli.picture import add_adjustment
 from posterior_trees.errors import InputError, MissingError
 

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from posterior_trees.cli.evaluate import load_judged
-from posterior_trees.cli.model import add_device, add_model
-from posterior_trees.cli.options import SPLITS, add_data, count
+from posterior_trees.cli.model import add_model
+from posterior_trees.cli.options import add_data, add_device, add_limit, add_split
 
 
 def add(commands: Any) -> None:
@@ -14,9 +14,10 @@ def add(commands: Any) -> None:
     add_model(figure)
     add_data(figure)
     add_device(figure)
-    figure.add_argument("--split", choices=SPLITS, default="test")
-    figure.add_argument("--images", type=int, nargs="*", help="image numbers [evenly spaced]")
-    figure.add_argument("--count", type=count, default=6, help="how many evenly spaced images [6]")
+    add_split(figure)
+    figure.add_argument("--images", type=int, nargs="*", metavar="NUMBER",
+                        help="these images of the split [evenly spaced ones]")  # fmt: skip
+    add_limit(figure, "evenly spaced in the split [6]", 6)
     figure.add_argument("--closer", action="store_true", help="only the hole and what is around it")
     figure.add_argument("--out", type=Path, required=True, help=".png, .jpg, .svg or .pdf file")
     figure.set_defaults(run=run_figure)
@@ -31,7 +32,7 @@ def run_figure(arguments: argparse.Namespace) -> None:
         predictor,
         images,
         indices=arguments.images or None,
-        count=arguments.count,
+        count=arguments.limit,
         seed=recipe.seed,
         is_closer=arguments.closer,
     )

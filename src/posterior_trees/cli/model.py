@@ -25,10 +25,6 @@ def add_model(parser: argparse.ArgumentParser) -> None:
                         "of a model with a network of your own, as `fit` got it")  # fmt: skip
 
 
-def add_device(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--device", help="cuda, mps or cpu [the best there is]")
-
-
 def load_model(arguments: argparse.Namespace, device: str | None = None) -> "TreePredictor":
     """The predictor of MODEL."""
     from posterior_trees.models.checkpoint import load

@@ -1,6 +1,7 @@
-"""Options that several commands have."""
+"""Options that several commands have. A name means the same everywhere, and has one type."""
 
 import argparse
+import re
 import shlex
 from collections.abc import Iterable
 from pathlib import Path
@@ -14,6 +15,28 @@ def count(text: str) -> int:
     if number < 1:
         raise argparse.ArgumentTypeError(f"is {number}; it must be at least 1")
     return number
+
+
+def device(text: str) -> str:
+    """The type of `--device`."""
+    if not re.fullmatch(r"cuda(:\d+)?|mps|cpu", text):
+        raise argparse.ArgumentTypeError(f"is {text}; it is cuda, cuda:1, mps or cpu")
+    return text
+
+
+def add_device(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--device", type=device, help="cuda, mps or cpu [the best there is]")
+
+
+def add_split(parser: argparse.ArgumentParser, splits: tuple[str, ...] = SPLITS) -> None:
+    parser.add_argument("--split", choices=splits, default="test",
+                        help="which images of the data set [test]")  # fmt: skip
+
+
+def add_limit(parser: argparse.ArgumentParser, text: str, default: int | None = None) -> None:
+    """`--limit N`: how many images; the text says which."""
+    parser.add_argument("--limit", type=count, metavar="N", default=default,
+                        help=f"so many images: {text}")  # fmt: skip
 
 
 def add_data(parser: argparse.ArgumentParser) -> None:

@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from posterior_trees.cli.model import add_device, add_model, load_model
-from posterior_trees.cli.options import print_paths
+from posterior_trees.cli.model import add_model, load_model
+from posterior_trees.cli.options import add_device, print_paths
 from posterior_trees.cli.picture import add_adjustment
 from posterior_trees.errors import InputError
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def add(commands: Any) -> None:
     predict = commands.add_parser("predict", help="trees of your own pictures")
     add_model(predict)
-    predict.add_argument("images", nargs="+", type=Path, metavar="IMAGE")
+    predict.add_argument("images", nargs="+", type=Path, metavar="IMAGE", help="your pictures")
     predict.add_argument("--out", type=Path, required=True, help="folder to write")
     predict.add_argument(
         "--resize", action="store_true", help="cut and resize to the size that the model takes"

@@ -6,8 +6,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from posterior_trees.cli.hardware import add_accelerator
-from posterior_trees.cli.options import add_changes, add_data, command_line, count
+from posterior_trees.cli.options import add_changes, add_data, add_device, command_line, count
 
 if TYPE_CHECKING:
     from posterior_trees.data import ImageSet
@@ -24,7 +23,7 @@ def add(commands: Any) -> None:
     add_changes(train, "change a recipe key, e.g. training.epochs=10")
     train.add_argument("--from", metavar="MODEL", dest="start",
                        help="begin with the weights of a model of the same layout")  # fmt: skip
-    add_accelerator(train)
+    add_device(train)
     train.add_argument("--devices", type=count, default=1, help="processes, one per device [1]")
     train.add_argument("--dry-run", action="store_true", help="print the resolved recipe and stop")
     train.set_defaults(run=run_train)
@@ -61,7 +60,7 @@ def run_train(arguments: argparse.Namespace) -> None:
             out,
             images=images,
             start=arguments.start,
-            accelerator=arguments.accelerator,
+            accelerator=arguments.device or "auto",
             devices=arguments.devices,
             report=progress.epoch,
             watch=progress.steps,

@@ -26,12 +26,13 @@ def make_fabric(recipe: Recipe, accelerator: str = "auto", devices: int = 1) -> 
             f"out, or start torchrun with --nproc-per-node {devices}"
         )
     devices = here
+    kind, _, number = accelerator.partition(":")
     return Fabric(
-        accelerator=accelerator,
-        devices=devices,
+        accelerator=kind,
+        devices=[int(number)] if number and devices == 1 else devices,
         num_nodes=machines,
         strategy="ddp" if devices * machines > 1 else "auto",
-        precision=_precision(recipe, accelerator),
+        precision=_precision(recipe, kind),
     )
 
 
