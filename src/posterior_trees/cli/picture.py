@@ -2,6 +2,10 @@
 white, or that it shows a digit."""
 
 import argparse
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from posterior_trees.imaging.source import Plane
 
 
 def add_adjustment(parser: argparse.ArgumentParser) -> None:
@@ -15,3 +19,33 @@ def add_adjustment(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--invert", action="store_true", help="then exchange black and white")
     parser.add_argument("--digit", action="store_true", help="find the handwritten digit in each "
                         "photograph, for models of digits; instead of the above")  # fmt: skip
+
+
+def add_plane(parser: argparse.ArgumentParser) -> None:
+    """Which pictures of a folder, and which plane of a stack."""
+    parser.add_argument("--axes", metavar="CYX", help="what the axes of a stack are, of TCZYXS, "
+                        "if its file does not say so or is wrong")  # fmt: skip
+    parser.add_argument("--channel", metavar="NAME", help="channel, by its name or number from 0")
+    parser.add_argument("--at", nargs="+", default=[], metavar="t=0", help="plane of T and of Z: "
+                        "--at t=0 z=2, from 0")  # fmt: skip
+    parser.add_argument("--series", type=int, default=0, metavar="N", help="image of a file that "
+                        "has several, from 0 [0]")  # fmt: skip
+    parser.add_argument("--pixel-size", type=float, metavar="UM", help="side of a pixel in µm, if "
+                        "the file does not say so or is wrong")  # fmt: skip
+    parser.add_argument("--filter", metavar="GLOB", help="of folders take these: '*_w4*.tif'")
+    parser.add_argument("--well-pattern", metavar="REGEX", help="where names of files have the "
+                        "groups well and site [_A01_s1]")  # fmt: skip
+
+
+def make_plane(arguments: argparse.Namespace, hint: str = "") -> "Plane":
+    """The plane that the options mean; `hint` is what the model calls its input."""
+    from posterior_trees.imaging.source import Plane
+
+    at = {}
+    for text in arguments.at:
+        letter, _, number = text.partition("=")
+        if letter.lower() not in ("t", "z") or not number.isdecimal():
+            raise ValueError(f"--at {text}: write t=0 or z=0, planes count from 0")
+        at[letter.upper()] = int(number)
+    return Plane(arguments.axes, arguments.channel, arguments.series, at, arguments.pixel_size,
+                 hint)  # fmt: skip

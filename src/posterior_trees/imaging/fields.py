@@ -1,0 +1,99 @@
+"""Which fields there are: the pictures of a folder, the wells of a plate, or single files."""
+
+import re
+from collections.abc import Iterator, Sequence
+from fnmatch import fnmatchcase
+from os import PathLike
+from pathlib import Path
+from typing import NamedTuple
+
+from posterior_trees.errors import DataError
+from posterior_trees.imaging.ome_zarr import attributes_of, is_zarr
+
+WELL_PATTERN = r"_(?P<well>[A-P]\d\d)_s(?P<site>\d+)"
+"""How the files of BBBC022 name their wells."""
+ENDINGS = {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".webp",
+           ".btf", ".tf2", ".tf8", ".tif", ".tiff"}  # fmt: skip
+
+
+class Field(NamedTuple):
+    """One field of view; `name` is that of its results."""
+
+    path: Path
+    name: str
+    plate: str = ""
+    well: str = ""
+    site: str = ""
+
+
+def list_fields(
+    inputs: Sequence[str | PathLike[str]], only: str | None = None, pattern: str = WELL_PATTERN
+) -> list[Field]:
+    """The fields of files, folders (whose pictures match `only`) and OME-Zarr plates, in natural
+    order; `pattern` finds well and site in the names of files."""
+    try:
+        names = re.compile(pattern)
+    except re.error as error:
+        raise ValueError(f"--well-pattern {pattern}: {error}") from error
+    if "well" not in names.groupindex:
+        raise ValueError(
+            f"--well-pattern {pattern} has no group (?P<well>…), and may have (?P<site>…)"
+        )
+    return [field for path in inputs for field in _fields_of(Path(path), only, names)]
+
+
+def stem_of(path: Path) -> str:
+    """The name of a picture's results: without `.tif`, `.ome.tif`, `.ome.zarr` …"""
+    return re.sub(r"\.ome$", "", path.stem, flags=re.IGNORECASE)
+
+
+def _fields_of(path: Path, only: str | None, names: re.Pattern[str]) -> Iterator[Field]:
+    if is_zarr(path):
+        yield from _fields_of_zarr(path, names)
+    elif not path.is_dir():
+        yield _named(path, names)
+    else:
+        found = [p for p in path.iterdir() if not p.name.startswith(".") and _is_picture(p)]
+        chosen = [p for p in found if only is None or fnmatchcase(p.name, only)]
+        if not chosen:
+            why = f"; none of {len(found)} fits --filter {only}" if found else ""
+            raise DataError(f"{path} is a folder without pictures{why}. Name another")
+        for picture in sorted(chosen, key=_natural):
+            yield from (
+                _fields_of_zarr(picture, names) if picture.is_dir() else [_named(picture, names)]
+            )
+
+
+def _fields_of_zarr(path: Path, names: re.Pattern[str]) -> Iterator[Field]:
+    """A plate's fields, a well's, or the one image."""
+    facts = attributes_of(path)
+    wells = [path / well["path"] for well in facts["plate"]["wells"]] if "plate" in facts else []
+    plate = path
+    if "well" in facts:
+        wells, plate = [path], path.parent.parent
+    for well in wells:
+        name = f"{well.parent.name}{well.name}"
+        inside = attributes_of(well).get("well")
+        if inside is None:
+            raise DataError(f"{path} names the well {name}, which is not there. Copy it again")
+        for image in inside["images"]:
+            site = str(image["path"])
+            yield Field(well / site, f"{name}_{site}", stem_of(plate), name, site)
+    if not wells:
+        yield _named(path, names)
+
+
+def _named(path: Path, names: re.Pattern[str]) -> Field:
+    found = names.search(path.name)
+    groups = found.groupdict(default="") if found else {}
+    return Field(path, stem_of(path), "", groups.get("well", ""), groups.get("site", ""))
+
+
+def _is_picture(path: Path) -> bool:
+    return path.suffix.lower() in ENDINGS if path.is_file() else is_zarr(path)
+
+
+def _natural(path: Path) -> list[tuple[int, str]]:
+    """`s10` after `s9`."""
+    parts = re.split(r"(\d+)", path.name.casefold())
+    return [(int(part) if part.isdigit() else -1, part) for part in parts]

@@ -1,0 +1,74 @@
+"""What a microscope's file holds: an array whose axes have letters, and what is known of them.
+
+Letters are T (time), C (channel), Z (depth), Y, X, and S (samples of a colour); a file that only
+counts its pages has others, which nobody guesses.
+"""
+
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from posterior_trees.errors import DataError
+
+MICROMETRES = {"nm": 1e-3, "nanometer": 1e-3, "µm": 1.0, "μm": 1.0, "um": 1.0, "micron": 1.0,
+               "microns": 1.0, "micrometer": 1.0, "micrometre": 1.0, "mm": 1e3, "millimeter": 1e3,
+               "cm": 1e4, "centimeter": 1e4, "m": 1e6, "meter": 1e6, "Å": 1e-4, "angstrom": 1e-4,
+               "pm": 1e-6, "picometer": 1e-6}  # fmt: skip
+"""Units of length that files name, in µm. Inches are those of paper, and say nothing."""
+MICRO = {"zarr": "OME-Zarr", "tifffile": "stacks in TIFF", "imagecodecs": "compressed TIFF"}
+
+
+@dataclass(frozen=True)
+class Stack:
+    """One array of a file. `read` takes an index or a slice for each axis."""
+
+    name: str
+    kind: str
+    axes: str
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    read: Callable[[tuple[int | slice, ...]], np.ndarray]
+    close: Callable[[], object]
+    stamp: dict[str, Any]
+    """What changes when the file does: its size and time, or a digest of its metadata."""
+    channels: tuple[str, ...] = ()
+    pixel_size: tuple[float, float] | None = None
+    """Height and width of a pixel, in µm."""
+    levels: int = 1
+    series: int = 1
+
+
+def need(module: str) -> ModuleType:
+    """An optional package; without it the message says what to install."""
+    try:
+        return import_module(module)
+    except ImportError:
+        raise RuntimeError(
+            f"reading {MICRO[module]} needs {module}, which is not installed: "
+            'pip install "posterior-trees[micro]"'
+        ) from None
+
+
+def micrometres(value: float, unit: str | None) -> float | None:
+    """A length in µm; None if the unit is none of length."""
+    factor = MICROMETRES.get((unit or "").strip())
+    return value * factor if factor and value > 0 else None
+
+
+@contextmanager
+def damage_named(name: str) -> Generator[None, None, None]:
+    """Whatever a reader of files raises on a damaged one, as one error that names the file."""
+    try:
+        yield
+    except DataError:
+        raise
+    except (MemoryError, KeyboardInterrupt):
+        raise
+    except Exception as error:  # codecs raise what they like
+        why = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise DataError(f"{name} is truncated or damaged ({why}). Replace or remove it") from error

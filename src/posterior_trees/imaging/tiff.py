@@ -1,0 +1,144 @@
+"""TIFF as microscopes write it: plain, BigTIFF, ImageJ hyperstacks, OME-TIFF and pyramids.
+
+Read in tiles, by tifffile. A photograph (colours, a palette, turned by its camera) is none of
+these, and is Pillow's.
+"""
+
+import itertools
+import math
+import re
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+
+from posterior_trees.errors import DataError
+from posterior_trees.imaging.stack import Stack, damage_named, micrometres, need
+
+MAGIC = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
+ORIENTATION = 274
+
+
+def is_tiff(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(4) in MAGIC
+
+
+def open_tiff(path: Path, series: int = 0) -> Stack | None:
+    """The `series`-th image of a file; None of a photograph."""
+    tifffile = need("tifffile")
+    with damage_named(str(path)):
+        file = tifffile.TiffFile(path)
+        try:
+            found = file.series
+            if not 0 <= series < len(found):
+                raise DataError(
+                    f"{path} has {len(found)} series, from 0: there is no --series {series}"
+                )
+            stack = _describe(path, file, found[series], series)
+        except BaseException:
+            file.close()
+            raise
+    if stack is None:
+        file.close()
+    return stack
+
+
+def _describe(path: Path, file: Any, series: Any, number: int) -> Stack | None:
+    page = series.keyframe
+    photometric = getattr(page.photometric, "name", "")
+    if photometric == "PALETTE" or page.tags.valueof(ORIENTATION, 1) != 1:
+        return None
+    channels, pixel_size = _ome(file.ome_metadata, number) if file.is_ome else _imagej(file)
+    named = int((file.imagej_metadata or {}).get("images") or 1)
+    if (there := math.prod(series.shape) // math.prod(page.shape)) < named:
+        raise DataError(f"{path} is truncated or damaged ({there} of {named} planes are there). "
+                        "Replace or remove it")  # fmt: skip
+    is_negative = photometric == "MINISWHITE" and series.dtype in (np.uint8, np.bool_)
+    array: Any = None
+
+    def read(index: tuple[int | slice, ...]) -> np.ndarray:
+        nonlocal array
+        zarr = need("zarr")
+        with damage_named(str(path)):
+            if array is None:
+                array = zarr.open_array(series.aszarr(level=0), mode="r")
+            _check_plane(path, series, index)
+            values = np.asarray(array[index])
+            if series.dtype == np.bool_:
+                values = values.astype(np.uint8) * 255
+            return 255 - values if is_negative else values
+
+    kind = "OME-TIFF" if file.is_ome else "ImageJ TIFF" if file.is_imagej else "TIFF"
+    about = path.stat()
+    return Stack(
+        str(path), kind, series.axes, tuple(series.shape),
+        np.dtype(np.uint8) if series.dtype == np.bool_ else series.dtype, read, file.close,
+        {"bytes": about.st_size, "modified": about.st_mtime_ns},
+        channels, pixel_size, len(series.levels), len(file.series),
+    )  # fmt: skip
+
+
+def _check_plane(path: Path, series: Any, index: tuple[int | slice, ...]) -> None:
+    """Refuse a plane whose strips or tiles are not all in the file: tifffile reads zeros there."""
+    size = path.stat().st_size
+    if series.dataoffset is not None:
+        if series.dataoffset + math.prod(series.shape) * series.dtype.itemsize > size:
+            raise DataError(f"{path} is truncated or damaged (its pixels go beyond its end)."
+                            " Replace or remove it")  # fmt: skip
+        return
+    leading = index[: len(series.shape) - len(series.keyframe.shape)]
+    places = [range(n)[i] if isinstance(i, slice) else [i]
+              for i, n in zip(leading, series.shape, strict=False)]  # fmt: skip
+    for place in itertools.product(*places):
+        shape = series.shape[: len(places)]
+        page = series.pages[int(np.ravel_multi_index(place, shape)) if place else 0]
+        if page is None:
+            raise DataError(f"{path} lacks the plane {place} that its "
+                            "description names. Replace or remove it")  # fmt: skip
+        home = Path(page.parent.filehandle.path)
+        room = size if home == path else home.stat().st_size
+        segments = list(zip(page.dataoffsets, page.databytecounts, strict=False))
+        wrong = sum(not (8 <= start < start + count <= room) for start, count in segments)
+        if wrong or len(segments) < math.prod(page.chunked):
+            raise DataError(
+                f"{path} is truncated or damaged ({wrong or 'some'} of {len(segments)} strips or "
+                "tiles lie outside of it). Replace or remove it"
+            )
+
+
+def _ome(text: str, number: int) -> tuple[tuple[str, ...], tuple[float, float] | None]:
+    """Names of the channels and size of a pixel, from the XML of an OME-TIFF."""
+    images = [e for e in ElementTree.fromstring(text).iter() if e.tag.endswith("}Image")]
+    pixels = next((e for e in images[number] if e.tag.endswith("}Pixels")), None)
+    if pixels is None:
+        return (), None
+    channels = [e for e in pixels if e.tag.endswith("}Channel")]
+    names = tuple(channel.get("Name") or "" for channel in channels)
+    sides = []
+    for axis in "YX":
+        value = pixels.get(f"PhysicalSize{axis}")
+        unit = pixels.get(f"PhysicalSize{axis}Unit", "µm")
+        sides.append(micrometres(float(value), unit) if value else None)
+    y, x = sides
+    return names, None if y is None or x is None else (y, x)
+
+
+def _imagej(file: Any) -> tuple[tuple[str, ...], tuple[float, float] | None]:
+    """The same of ImageJ, which writes labels of slices and pixels per unit of length."""
+    facts = file.imagej_metadata if file.is_imagej else None
+    if not facts:
+        return (), None
+    labels, channels = facts.get("Labels") or [], int(facts.get("channels") or 1)
+    if isinstance(labels, str):
+        labels = [labels]
+    names = tuple(labels[:channels]) if channels > 1 and len(labels) >= channels else ()
+    names = names if len(set(names)) == len(names) else ()
+    unit = re.sub(r"\\u00[bB]5", "µ", str(facts.get("unit") or ""))
+    sides = []
+    for tag in ("YResolution", "XResolution"):
+        above, below = file.pages[0].tags.valueof(tag, (0, 1))
+        sides.append(micrometres(below / above, unit) if above else None)
+    y, x = sides
+    return names, None if y is None or x is None else (y, x)
