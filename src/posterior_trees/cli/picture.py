@@ -39,13 +39,14 @@ def add_plane(parser: argparse.ArgumentParser) -> None:
 
 def make_plane(arguments: argparse.Namespace, hint: str = "") -> "Plane":
     """The plane that the options mean; `hint` is what the model calls its input."""
+    from posterior_trees.errors import InputError
     from posterior_trees.imaging.source import Plane
 
     at = {}
     for text in arguments.at:
         letter, _, number = text.partition("=")
         if letter.lower() not in ("t", "z") or not number.isdecimal():
-            raise ValueError(f"--at {text}: write t=0 or z=0, planes count from 0")
+            raise InputError(f"--at {text}: write t=0 or z=0, planes count from 0")
         at[letter.upper()] = int(number)
     return Plane(arguments.axes, arguments.channel, arguments.series, at, arguments.pixel_size,
                  hint)  # fmt: skip

@@ -7,7 +7,7 @@ from os import PathLike
 from pathlib import Path
 from typing import NamedTuple
 
-from posterior_trees.errors import DataError
+from posterior_trees.errors import DataError, InputError
 from posterior_trees.imaging.ome_zarr import attributes_of, is_zarr
 
 WELL_PATTERN = r"_(?P<well>[A-P]\d\d)_s(?P<site>\d+)"
@@ -34,9 +34,9 @@ def list_fields(
     try:
         names = re.compile(pattern)
     except re.error as error:
-        raise ValueError(f"--well-pattern {pattern}: {error}") from error
+        raise InputError(f"--well-pattern {pattern}: {error}") from error
     if "well" not in names.groupindex:
-        raise ValueError(
+        raise InputError(
             f"--well-pattern {pattern} has no group (?P<well>…), and may have (?P<site>…)"
         )
     return [field for path in inputs for field in _fields_of(Path(path), only, names)]

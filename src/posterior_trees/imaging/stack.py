@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from posterior_trees.errors import DataError
+from posterior_trees.errors import DataError, MissingError
 
 MICROMETRES = {"nm": 1e-3, "nanometer": 1e-3, "µm": 1.0, "μm": 1.0, "um": 1.0, "micron": 1.0,
                "microns": 1.0, "micrometer": 1.0, "micrometre": 1.0, "mm": 1e3, "millimeter": 1e3,
@@ -48,7 +48,7 @@ def need(module: str) -> ModuleType:
     try:
         return import_module(module)
     except ImportError:
-        raise RuntimeError(
+        raise MissingError(
             f"reading {MICRO[module]} needs {module}, which is not installed: "
             'pip install "posterior-trees[micro]"'
         ) from None
