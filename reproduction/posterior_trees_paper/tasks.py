@@ -9,6 +9,7 @@ OUT/<name>_closer.jpg         … the hole and what is around it, where a small 
 OUT/<name>.jsonl              the log of the training
 OUT/study.json                a row per recipe: how it ended, and what it gains over its root and
                               over the plain network, as paired 95 % bootstrap intervals
+OUT/paper.json, paper.md      `paper | ours | difference` (`against.py`)
 
 With a time limit the time that is left is shared equally among the recipes that are left. One that
 fails does not stop the others. Test images are read before anything is trained, too: a broken one
@@ -40,6 +41,7 @@ from posterior_trees.predictor import TreePredictor
 from posterior_trees.recipe import Recipe, read_recipe
 from posterior_trees.training.run import read_log
 from posterior_trees.training.trainer import fit
+from posterior_trees_paper.against import PAPER, SEED, write_ways
 
 SHOWN = 6
 SMALL = 0.33
@@ -56,23 +58,20 @@ def run_study(
     minutes: float | int | None = None,
     changes: Sequence[str] = (),
     with_plain: bool = False,
+    against: str | PathLike[str] | None = None,
+    seeds: int = 1,
     accelerator: str = "auto",
     say: Callable[[str], object] = print,
 ) -> list[dict[str, Any]]:
     """Run recipe files, each with the same `changes`; returns the rows of `study.json`.
 
-    `with_plain` adds to each the plain MSE network of the same width, `<name>_plain`. `minutes`
-    limits the training of all of them together; judging and drawing come on top.
+    `with_plain` adds to each the plain MSE network of the same width, `<name>_plain`, and `against`
+    a folder with another recipe of each name, `<name>_paper`, for a table of both (`against.py`).
+    Of several `seeds` the further ones are `<name>_seed1`, … `minutes` limits the training of all
+    of them together; judging and drawing come on top.
     """
-    recipes: dict[str, Recipe] = {}
-    unfit: dict[str, str] = {}
-    for file in files:
-        name = Path(file).stem
-        recipes[name] = recipe = read_recipe(file, list(changes))
-        if with_plain:
-            recipes[name + PLAIN] = plain_of(recipe)
-        if problem := find_problem(recipe, data):
-            unfit |= {name: problem, name + PLAIN: problem}
+    recipes = list_recipes(files, changes, with_plain, against, seeds)
+    unfit = {name: p for name, recipe in recipes.items() if (p := find_problem(recipe, data))}
     out, runs = Path(out), Path(runs)
     out.mkdir(parents=True, exist_ok=True)
     end = None if minutes is None else time.monotonic() + 60 * minutes
@@ -94,9 +93,34 @@ def run_study(
         rows.append(row)
         say(f"{name}: {row['state']} {row.get('message', '')}".rstrip())
         store.write_json(out / "study.json", rows)
+        if against is not None:
+            write_ways(out, [Path(file).stem for file in files])
         gc.collect()
         torch.compiler.reset()  # compiled networks of earlier recipes count against a limit
     return rows
+
+
+def list_recipes(
+    files: Sequence[str | PathLike[str]],
+    changes: Sequence[str],
+    with_plain: bool = False,
+    against: str | PathLike[str] | None = None,
+    seeds: int = 1,
+) -> dict[str, Recipe]:
+    """What a study trains, by name: all of the first seed before the second."""
+    once: dict[str, Recipe] = {}
+    for file in map(Path, files):
+        recipe = once[file.stem] = read_recipe(file, list(changes))
+        if with_plain:
+            once[file.stem + PLAIN] = plain_of(recipe)
+        if against is not None:
+            once[file.stem + PAPER] = read_recipe(Path(against) / file.name, list(changes))
+    recipes = dict(once)
+    for seed in range(1, seeds):
+        for name, recipe in once.items():
+            again = dataclasses.replace(recipe, seed=recipe.seed + seed)
+            recipes[f"{name}{SEED}{seed}"] = again
+    return recipes
 
 
 def find_problem(recipe: Recipe, data: str | PathLike[str] | None) -> str:

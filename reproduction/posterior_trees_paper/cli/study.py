@@ -5,7 +5,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from posterior_trees.cli.options import add_changes, add_data, add_device
+from posterior_trees.cli.options import add_changes, add_data, add_device, count
 from posterior_trees.errors import RunError
 
 
@@ -19,11 +19,19 @@ def add(commands: Any) -> None:
     add_changes(study, "change a key of all recipes")
     study.add_argument("--minutes", type=float, help="stop training then; run again to continue")
     study.add_argument("--plain", action="store_true", help="also train plain MSE counterparts")
+    study.add_argument("--against", type=Path, metavar="DIR", help="also train the recipes of the "
+                       "same names in DIR (recipes/paper), and write a table of both")  # fmt: skip
+    study.add_argument("--seeds", type=count, default=1, help="train each so often [1]")
+    study.add_argument("--table", action="store_true", help="train nothing: write the table of "
+                       "--against from what is in --out and its folders")  # fmt: skip
     add_device(study)
     study.set_defaults(run=run_study)
 
 
 def run_study(arguments: argparse.Namespace) -> None:
+    if arguments.table:
+        write_table(arguments)
+        return
     from posterior_trees_paper.tasks import run_study as run
 
     rows = run(
@@ -35,8 +43,18 @@ def run_study(arguments: argparse.Namespace) -> None:
         changes=arguments.changes,
         with_plain=arguments.plain,
         accelerator=arguments.device or "auto",
+        against=arguments.against,
+        seeds=arguments.seeds,
         say=lambda text: print(text, flush=True),
     )
     failed = [row["name"] for row in rows if row["state"] == "failed"]
     if failed:
         raise RunError(f"{', '.join(failed)} failed; {arguments.out}/study.json says why")
+
+
+def write_table(arguments: argparse.Namespace) -> None:
+    """`--table`: of studies that ran side by side."""
+    from posterior_trees_paper.against import to_markdown, write_ways
+
+    table = write_ways(arguments.out, [file.stem for file in arguments.recipes])
+    print(to_markdown(table), end="")
