@@ -16,8 +16,9 @@ import torch
 from PIL import Image
 
 from posterior_trees import cli, store
-from posterior_trees.cli.train import describe_calibration, oddities
+from posterior_trees.cli.train import describe_calibration
 from posterior_trees.data import ImageSet
+from posterior_trees.data.facts import oddities
 from posterior_trees.errors import InputError
 from posterior_trees.models.build import build_predictor
 from posterior_trees.models.checkpoint import save_model

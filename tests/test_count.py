@@ -13,10 +13,10 @@ from PIL import Image
 
 from posterior_trees import Tree, cli, grow
 from posterior_trees.imaging.otsu import otsu
+from posterior_trees.imaging.regions import find_regions
 from posterior_trees.models.build import build_predictor
 from posterior_trees.models.checkpoint import save_model
 from posterior_trees.pictures.nuclei.count import count_nuclei
-from posterior_trees.pictures.nuclei.regions import find_regions
 from posterior_trees.pictures.nuclei.report import count_table, per_leaf, write_count
 from posterior_trees.pictures.tiles import Part, TiledTree
 from posterior_trees.recipe import parse_recipe

@@ -13,7 +13,6 @@ from posterior_trees_paper.baselines.diffusion import (
     DiffusionLearner,
     DiffusionModel,
     ImageDenoiser,
-    open_share,
     see,
 )
 from posterior_trees_paper.baselines.gan import GanModel, RcGanLearner
@@ -122,7 +121,7 @@ def test_noise_levels_look_different_and_bounded() -> None:
 )
 def test_a_zero_network_has_loss_one_for_what_is_open(measurement, channels, share) -> None:
     """The noise has unit variance on the open part, and only that part counts."""
-    assert torch.as_tensor(open_share(measurement)).mean().item() == pytest.approx(share)
+    assert torch.as_tensor(measurement.open_share).mean().item() == pytest.approx(share)
     recipe, spec = tiny()
     model = DiffusionModel(channels, spec, [measurement])
     learner = DiffusionLearner(model, [measurement], recipe, torch.device("cpu"))

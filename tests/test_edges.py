@@ -12,7 +12,7 @@ from standins import make_standins
 from posterior_trees import cli
 from posterior_trees.data import draw_edges, edges, load_split, store_edges
 from posterior_trees.errors import DataError
-from posterior_trees.imaging.components import label, sizes
+from posterior_trees.imaging.regions import label, sizes
 from posterior_trees.recipe import parse_recipe
 
 

@@ -2,6 +2,7 @@
 
 import ast
 import functools
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -39,12 +40,10 @@ ALLOWED = {
     ("posterior_trees.networks.unet", "posterior_trees.fast.grouped"),
     ("posterior_trees.networks.unet", "posterior_trees.fast.leafwise"),
     ("posterior_trees.networks.unet", "posterior_trees.fast.norm"),
-    ("posterior_trees.training.trainer", "posterior_trees.pictures.nuclei.magnification"),
-    ("posterior_trees.training.trainer", "posterior_trees.pictures.picture"),
 }
 """Conveniences that import to the right, inside a function."""
-RUNTIME = {"torch", "numpy", "PIL", "safetensors", "sklearn", "matplotlib", "rich", "jaxtyping",
-           "lightning_fabric"}  # fmt: skip
+RUNTIME = {"torch", "numpy", "scipy", "PIL", "safetensors", "sklearn", "matplotlib", "rich",
+           "jaxtyping", "lightning_fabric"}  # fmt: skip
 """Third-party modules that may be imported at the top of a file."""
 HOMES = {
     LIBRARY: Path(posterior_trees.__file__).parent,
@@ -173,6 +172,15 @@ def test_kernels_are_imported_only_where_they_run():
         assert fused not in reached(name, is_top_only=True), name
 
 
+def test_measurements_describe_themselves():
+    """Who asks for the class of a measurement is one of four files; the others ask itself."""
+    names = "Inpaint|Colorize|Denoise|Downsample|Paired|Free"
+    kinds = re.compile(rf"is(instance|subclass)\([^\n]*\b({names})\b")
+    users = {name for name, file in MODULES.items() if kinds.search(file.read_text("utf-8"))}
+    asking = ("measure.kinds", "models.build", "baselines.repaint", "toys")
+    assert users == {f"{LIBRARY}.{name}" for name in asking}
+
+
 def test_only_one_module_compiles():
     """The others ask it, so that none forgets the option that keeps results right."""
     users = {name for name, file in MODULES.items() if "torch.compile(" in file.read_text("utf-8")}
@@ -197,8 +205,8 @@ def test_training_needs_only_the_agreed_packages():
 def test_importing_the_package_does_not_import_what_only_some_commands_need():
     program = (
         "import sys\nfrom posterior_trees import Tree\n"
-        "heavy = {'matplotlib', 'sklearn', 'lightning_fabric', 'rich', 'fastapi', 'beartype',\n"
-        "         'PIL', 'posterior_trees.explore'}\n"
+        "heavy = {'matplotlib', 'scipy', 'sklearn', 'lightning_fabric', 'rich', 'fastapi',\n"
+        "         'beartype', 'PIL', 'posterior_trees.explore'}\n"
         "print(sorted(heavy & set(sys.modules)))"
     )
     done = subprocess.run(

@@ -13,14 +13,11 @@ from PIL import Image
 
 from posterior_trees import Tree, cli, grow, load
 from posterior_trees.data import ImageSet, load_split
+from posterior_trees.data.facts import region_quantiles
+from posterior_trees.imaging.regions import SIDE, median_region
 from posterior_trees.models.build import build_predictor
 from posterior_trees.models.checkpoint import load_recipe, save_model
-from posterior_trees.pictures.nuclei.magnification import (
-    SIDE,
-    describe_magnification,
-    median_region,
-    region_quantiles,
-)
+from posterior_trees.pictures.nuclei.magnification import describe_magnification
 from posterior_trees.recipe import parse_recipe
 from posterior_trees.serve.upload import Limits, answer
 from posterior_trees.training.trainer import fit

@@ -1,8 +1,11 @@
 """Measurements: projections, consistency, reproducible noise."""
 
+import itertools
+
 import pytest
 import torch
 
+from posterior_trees.data import measure_each
 from posterior_trees.measure import (
     Colorize,
     Denoise,
@@ -10,7 +13,6 @@ from posterior_trees.measure import (
     Inpaint,
     Measurement,
     Paired,
-    measure_each,
 )
 
 LINEAR = [
@@ -49,6 +51,19 @@ def test_imposing_a_measurement_is_the_nearest_consistent_image(measurement, sha
     torch.testing.assert_close(measurement.impose(nearest, y), nearest)
     # the correction is orthogonal to everything the measurement leaves open
     assert ((nearest - other) * measurement.project(noise(4, *shape))).sum().abs() < 1e-10
+
+
+@pytest.mark.parametrize(("measurement", "shape"), LINEAR)
+def test_gain_and_open_share_are_those_of_the_map(measurement, shape):
+    """A Aᵀ = c I: ⟨A x, y⟩ = c ⟨x, A⁺ y⟩; and the trace of P is what is left open."""
+    x = noise(4, *shape)
+    seen = measurement(x) - measurement(torch.zeros_like(x))  # without what fills a hole
+    y = seen.flip(0)
+    inverse = measurement.impose(torch.zeros_like(x), y)
+    torch.testing.assert_close((seen * y).sum(), measurement.gain * (x * inverse).sum())
+    size = x[0].numel()
+    trace = measurement.project(torch.eye(size).reshape(size, *shape)).flatten(1).trace().item()
+    assert torch.as_tensor(measurement.open_share).mean().item() == pytest.approx(trace / size)
 
 
 @pytest.mark.parametrize(("measurement", "shape"), LINEAR)
@@ -115,7 +130,37 @@ def test_impossible_measurements_are_refused(make, message):
 
 def test_the_plain_measurement_is_the_identity():
     x = noise(2, 3, 4, 4)
-    assert torch.equal(Measurement()(x), x)
+    plain = Measurement()
+    assert torch.equal(plain(x), x)
+    assert torch.equal(plain.observe(x), x)
+    assert (plain.hole, plain.size, plain.picture_channels(3)) == (None, (), (3,))
+
+
+def test_measurements_are_the_same_if_they_hide_the_same():
+    hole = LINEAR[0][0].hole
+    kinds = [Inpaint(hole), Colorize(), Denoise(0.5), Downsample(2), Paired(1, 2), Measurement()]
+    for one, other in itertools.product(kinds, kinds):
+        assert one.same_as(other) == (one is other)
+    assert Paired(1, 2).same_as(Paired(3, 1))
+    assert Inpaint(hole).same_as(Inpaint(hole.clone()))
+    others = (Inpaint(hole, fill=0), Inpaint(~hole), Denoise(0.4), Downsample(4))
+    assert not any(one.same_as(other) for one in kinds for other in others)
+
+
+def test_a_picture_shows_what_is_hidden_only_if_it_is_there():
+    hole, picture = Inpaint(LINEAR[0][0].hole), torch.rand(1, 3, 8, 8)
+    flat = torch.where(hole.hole, 0.3, picture)
+    assert (hole.shows_hidden(picture), hole.shows_hidden(flat)) == (True, False)
+    grey = picture[:, :1].expand(1, 3, 8, 8)
+    assert (Colorize().shows_hidden(picture), Colorize().shows_hidden(grey)) == (True, False)
+
+
+def test_another_hole_keeps_the_filling():
+    other = Inpaint(LINEAR[0][0].hole, fill=0.25).with_hole(~LINEAR[0][0].hole)
+    assert other(torch.ones(1, 1, 8, 8)).min() == 0.25
+    assert torch.equal(other.hole, ~LINEAR[0][0].hole)
+    with pytest.raises(ValueError, match="does not fill holes"):
+        Colorize().with_hole(LINEAR[0][0].hole)
 
 
 @pytest.mark.parametrize("factor", [2, 3])

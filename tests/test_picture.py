@@ -22,9 +22,10 @@ from posterior_trees import (
     cli,
 )
 from posterior_trees.data import ImageSet
+from posterior_trees.data.facts import brightness_range
 from posterior_trees.imaging.adjust import Adjustment
 from posterior_trees.pictures import write as predict_module
-from posterior_trees.pictures.picture import as_picture, brightness_range, read_picture
+from posterior_trees.pictures.picture import as_picture, read_picture
 from posterior_trees.pictures.write import PictureError, predict_files
 from posterior_trees.serve.start import describe_start, model_card
 

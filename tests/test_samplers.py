@@ -29,7 +29,6 @@ from posterior_trees.baselines.dps import _estimate
 from posterior_trees.baselines.process import (
     Denoiser,
     alpha_at,
-    row_norm,
     seen_noise,
     spaced_times,
     travel_times,
@@ -455,7 +454,7 @@ def test_diffpir_visits_levels_densest_at_the_clean_end() -> None:
     assert (times[0], times[-1]) == (999, 0)
     gaps = [a - b for a, b in pairwise(times)]
     assert gaps[0] > 5 * gaps[-2]
-    assert [row_norm(m) for m in (Colorize(), Downsample(2), Inpaint(MASK))] == [1 / 3, 0.25, 1.0]
+    assert [m.gain for m in (Colorize(), Downsample(2), Inpaint(MASK))] == [1 / 3, 0.25, 1.0]
 
 
 def test_wrong_calls_are_named() -> None:

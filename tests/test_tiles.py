@@ -193,14 +193,14 @@ def test_the_assignment_is_the_best_of_all_permutations(n: int) -> None:
     rows = torch.arange(n)
     for seed in range(40):
         cost = torch.rand(n, n, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-        found = assign(cost.tolist())
+        found = assign(cost)
         assert sorted(found) == list(range(n))
         best = min(cost[rows, list(p)].sum() for p in itertools.permutations(range(n)))
         assert cost[rows, found].sum() == pytest.approx(float(best))
 
 
 def test_equal_costs_keep_the_order() -> None:
-    assert assign([[0.5] * 7] * 7) == list(range(7))
+    assert assign(torch.full((7, 7), 0.5)) == list(range(7))
 
 
 def test_renumbering_moves_whole_families() -> None:

@@ -34,7 +34,6 @@ from posterior_trees.data import ImageSet, find_groups, load_evaluation
 from posterior_trees.errors import InputError, PosteriorTreesError, words_for
 from posterior_trees.evaluation.examples import save_examples
 from posterior_trees.evaluation.score import report, score, seconds_per_image
-from posterior_trees.measure import hole_of
 from posterior_trees.metrics import summarize
 from posterior_trees.models.checkpoint import export_model, load, load_recipe
 from posterior_trees.predictor import TreePredictor
@@ -199,7 +198,7 @@ def judge(recipe: Recipe, run: Path, out: Path, images: ImageSet) -> dict[str, A
 
 def has_small_hole(predictor: TreePredictor) -> bool:
     """Whether a figure of whole pictures shows mostly what is known."""
-    hole = hole_of(predictor.measurement)
+    hole = predictor.measurement.hole
     return hole is not None and hole.float().mean().item() < SMALL
 
 

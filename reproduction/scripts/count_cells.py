@@ -14,9 +14,9 @@ import torch
 
 from posterior_trees import load
 from posterior_trees.data import load_split
+from posterior_trees.imaging.regions import find_regions
 from posterior_trees.models.checkpoint import load_recipe, provenance
 from posterior_trees.pictures.nuclei.count import Count, Nucleus, count_nuclei
-from posterior_trees.pictures.nuclei.regions import find_regions
 
 
 def are_there(nuclei: list[Nucleus], is_bright: torch.Tensor) -> int:

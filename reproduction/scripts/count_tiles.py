@@ -9,9 +9,10 @@ from torch import Tensor
 
 from posterior_trees import load
 from posterior_trees.data import load_split
+from posterior_trees.imaging.regions import find_regions
 from posterior_trees.models.checkpoint import load_recipe
 from posterior_trees.pictures.nuclei.count import Count, count_nuclei
-from posterior_trees.pictures.nuclei.regions import Regions, find_regions
+from posterior_trees.pictures.nuclei.regions import Regions
 from posterior_trees.pictures.tiles import TiledTree, predict_tiled
 
 

@@ -12,9 +12,10 @@ from torch.nn import functional as F
 
 from posterior_trees import Tree, load
 from posterior_trees.data import load_split
+from posterior_trees.imaging.regions import median_region
 from posterior_trees.models.checkpoint import load_recipe
 from posterior_trees.pictures.nuclei.count import count_nuclei
-from posterior_trees.pictures.nuclei.magnification import describe_magnification, median_region
+from posterior_trees.pictures.nuclei.magnification import describe_magnification
 
 ROUNDS = 4
 

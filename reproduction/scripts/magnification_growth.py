@@ -11,8 +11,8 @@ from torch.nn import functional as F
 
 from posterior_trees import load
 from posterior_trees.data import load_split
+from posterior_trees.imaging.regions import median_region
 from posterior_trees.models.checkpoint import load_recipe
-from posterior_trees.pictures.nuclei.magnification import median_region
 
 STEP = 12  # every twelfth field
 predictor = load("cells", "cpu")

@@ -35,7 +35,7 @@ from torch import Tensor, nn
 from posterior_trees.baselines.process import cosine_alpha_bar, linear_alpha_bar
 from posterior_trees.errors import InputError
 from posterior_trees.fast.compiling import compiled
-from posterior_trees.measure import Colorize, Denoise, Downsample, Inpaint, Measurement, Paired
+from posterior_trees.measure import Measurement
 from posterior_trees.recipe import Recipe
 from posterior_trees_paper.baselines.spec import BaselineSpec
 from posterior_trees_paper.baselines.unet import DiffusionUNet
@@ -156,27 +156,17 @@ class ImageDenoiser:
 def see(measurement: Measurement, y: Float[Tensor, "b *shape"]) -> Float[Tensor, "b _ h w"]:
     """What a conditional network is shown of `y`, in the scale of `y`: the known part of the image
     and, in one more channel, how much of each pixel is known."""
-    if isinstance(measurement, Denoise | Paired):
+    if not measurement.is_exact:
         return measurement.view(y)
     plain = measurement.naive(y)
-    known = 1 - open_share(measurement)
+    known = 1 - measurement.open_share
     known = torch.as_tensor(known, dtype=y.dtype, device=y.device)
     known = known.expand(len(y), 1, *plain.shape[-2:])
     return torch.cat([plain - measurement.project(plain), known], dim=1)
 
 
 def seen_channels(measurement: Measurement, channels: int) -> int:
-    is_plain = isinstance(measurement, Denoise | Paired)
-    return measurement.channels(channels) if is_plain else channels + 1
-
-
-def open_share(measurement: Measurement) -> Tensor | float:
-    """How much of every pixel the measurement leaves open."""
-    if isinstance(measurement, Inpaint):
-        return measurement.hole.to(torch.float32)
-    if isinstance(measurement, Colorize):
-        return 2 / 3
-    return 1 - 1 / measurement.factor**2 if isinstance(measurement, Downsample) else 1.0
+    return channels + 1 if measurement.is_exact else measurement.channels(channels)
 
 
 class DiffusionLearner:
@@ -194,7 +184,7 @@ class DiffusionLearner:
         self.model, self.network, self.device = model, model.network, device
         self.measurements = [measurement.to(device) for measurement in measurements]
         # Plain numbers: a recorded step must not copy anything from the host.
-        self.shares = [float(torch.as_tensor(open_share(m)).mean()) for m in self.measurements]
+        self.shares = [float(torch.as_tensor(m.open_share).mean()) for m in self.measurements]
         self.clip = recipe.optimizer.clip
         self.optimizers = [make_adam(model.parameters(), recipe.optimizer, device)]
         self.forward = compiled(model) if recipe.training.compile else model

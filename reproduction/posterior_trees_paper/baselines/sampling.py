@@ -20,7 +20,7 @@ from posterior_trees.baselines.dps import dps
 from posterior_trees.baselines.repaint import repaint
 from posterior_trees.baselines.reverse import denoising
 from posterior_trees.errors import InputError, ModelError, RecipeError
-from posterior_trees.measure import Denoise, Measurement, Paired, is_same
+from posterior_trees.measure import Denoise, Measurement
 from posterior_trees.models.build import build_measurement
 from posterior_trees.models.checkpoint import best_device, find_model, load_weights
 from posterior_trees.recipe import Recipe, build_recipe, parse_resolved, write_recipe
@@ -97,7 +97,7 @@ class Baseline:
         """Names of the methods this model can sample with, its own first."""
         if self.spec.kind == "prior":
             others = ("conditional", "denoising")
-            can_denoise = isinstance(self.measurements[0], Denoise)
+            can_denoise = self.measurements[0].is_random
             return ["denoising"] if can_denoise else [s for s in SAMPLERS if s not in others]
         return [self.spec.kind]
 
@@ -127,8 +127,8 @@ class Baseline:
         if isinstance(self.model, GanModel):
             return self.model.sample(measurement, y, n, generator).clamp(0, 1), 1
         denoise = ImageDenoiser(self.model)
-        if isinstance(measurement, Denoise):
-            measurement = Denoise(2 * measurement.sigma)
+        if measurement.noise:
+            measurement = Denoise(2 * measurement.noise)
         sampler = SAMPLERS[method]
         _check_options(method, options)
         if "noise" in options:
@@ -140,7 +140,7 @@ class Baseline:
         return ((samples + 1) / 2).clamp(0, 1), denoise.evaluations
 
     def _check_trained_for(self, measurement: Measurement) -> None:
-        if self.spec.kind == "prior" or any(is_same(measurement, m) for m in self.measurements):
+        if self.spec.kind == "prior" or any(measurement.same_as(m) for m in self.measurements):
             return
         raise InputError(
             f"this {self.spec.kind} model was not trained for this measurement "
@@ -152,7 +152,7 @@ def build_measurements(recipe: Recipe, spec: BaselineSpec) -> list[Measurement]:
     """The recipe's own measurement and the further ones of `also`."""
     variants = [dataclasses.replace(recipe, measurement=other) for other in spec.also]
     measurements = [build_measurement(variant) for variant in (recipe, *variants)]
-    if len(measurements) > 1 and any(isinstance(m, Denoise | Paired) for m in measurements):
+    if len(measurements) > 1 and not all(m.is_exact for m in measurements):
         raise RecipeError("baseline.also can only join inpaint, colorize and downsample")
     return measurements
 

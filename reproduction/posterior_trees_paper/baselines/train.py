@@ -21,6 +21,7 @@ from torch import Tensor
 
 from posterior_trees.data import ImageSet, evenly_spaced, grid_patches, load_images
 from posterior_trees.data.augment import augment
+from posterior_trees.data.facts import name_images
 from posterior_trees.errors import RunError
 from posterior_trees.fast.graph import Capture
 from posterior_trees.models.checkpoint import best_device, provenance
@@ -28,7 +29,7 @@ from posterior_trees.recipe import Recipe
 from posterior_trees.seeding import seed_device, step_generator
 from posterior_trees.training.optimize import Average, Schedule, load_slots
 from posterior_trees.training.order import Order
-from posterior_trees.training.run import Run, describe_images, name_images
+from posterior_trees.training.run import Run, describe_images
 from posterior_trees_paper.baselines.sampling import Baseline, make_learner, save_baseline
 from posterior_trees_paper.baselines.spec import BaselineSpec, spec_to_facts
 from posterior_trees_paper.baselines.weights import average_share, set_rate

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor, nn
 
 from posterior_trees.errors import InputError
-from posterior_trees.measure import hole_of
 from posterior_trees.models.build import build_predictor
 from posterior_trees.predictor import TreePredictor
 from posterior_trees.recipe import Recipe, parse_recipe, read_recipe
@@ -70,7 +69,7 @@ def size_of(recipe: Recipe, fallback: tuple[int, int] = (64, 64)) -> tuple[int, 
 def random_measurement(predictor: TreePredictor, batch: int, size: tuple[int, int]) -> Tensor:
     """Noise in the shape of measurements of images of `size`."""
     measurement = predictor.measurement
-    hole = hole_of(measurement)
+    hole = measurement.hole
     if hole is not None and tuple(hole.shape) != tuple(size):
         have = "×".join(map(str, hole.shape))
         raise InputError(f"this model takes {have}, --size is {size[0]}: leave --size out")

@@ -75,8 +75,7 @@ def run_train(arguments: argparse.Namespace) -> None:
 
 
 def run_sample(arguments: argparse.Namespace) -> None:
-    from posterior_trees.data import load_evaluation
-    from posterior_trees.measure import measured_batch
+    from posterior_trees.data import load_evaluation, measured_batch
     from posterior_trees.progress import track
     from posterior_trees.seeding import step_generator
     from posterior_trees_paper.baselines.folder import choose_images, write_samples

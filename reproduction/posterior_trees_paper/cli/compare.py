@@ -110,7 +110,6 @@ def write_inputs(arguments: argparse.Namespace) -> None:
 
 def set_up(arguments: argparse.Namespace) -> tuple[Any, list[Any], str, dict[str, Any]]:
     """A comparison, its methods, its title and the network that roots are held against."""
-    from posterior_trees.measure import is_same
     from posterior_trees.models.checkpoint import find_model, load, load_recipe
     from posterior_trees_paper.compare.comparison import Comparison, root_psnr
     from posterior_trees_paper.compare.fingerprint import of_files
@@ -139,7 +138,7 @@ def set_up(arguments: argparse.Namespace) -> tuple[Any, list[Any], str, dict[str
     if arguments.mse:
         mean = load(arguments.mse, arguments.device)
         trainings.find(arguments.mse, load_recipe(arguments.mse).data, recipe.data, inputs.names)
-    if not is_same(mean.measurement, predictor.measurement):
+    if not mean.measurement.same_as(predictor.measurement):
         raise InputError(
             f"--mse {arguments.mse} was trained for another measurement than {arguments.model}: "
             "give a network of the same task and size"

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from posterior_trees.clustering import hierarchical_kmeans
-from posterior_trees.data import ImageSet, find_groups
+from posterior_trees.data import ImageSet, find_groups, measured_batch
 from posterior_trees.errors import InputError
-from posterior_trees.measure import Measurement, hole_of, measured_batch
+from posterior_trees.measure import Measurement
 from posterior_trees.predictor import TreePredictor
 from posterior_trees.seeding import step_generator
 from posterior_trees.tree import Tree
@@ -48,7 +48,7 @@ class Inputs(NamedTuple):
     @property
     def hole(self) -> Tensor | None:
         """The hidden pixels, if the measurement hides some."""
-        return hole_of(self.measurement)
+        return self.measurement.hole
 
 
 class Answer(NamedTuple):

@@ -26,7 +26,6 @@ from posterior_trees.baselines.process import (
     gather,
     noise_in,
     normal_like,
-    row_norm,
     spread,
 )
 from posterior_trees.errors import InputError
@@ -50,7 +49,7 @@ def diffpir(
     """`n` samples of every `y`. Defaults: the published settings for inpainting without noise."""
     check_noise_free(measurement, "diffpir")
     times = quad_times(len(denoise.alpha_bar), steps)
-    known, gain = spread(y, n), row_norm(measurement)
+    known, gain = spread(y, n), measurement.gain
     plain = spread(measurement.naive(y), n)
     alpha = alpha_at(denoise.alpha_bar, times[0])
     x = math.sqrt(alpha) * plain + math.sqrt(1 - alpha) * normal_like(plain, generator)

@@ -21,7 +21,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from posterior_trees.errors import InputError
-from posterior_trees.measure import Colorize, Denoise, Downsample, Measurement, Paired
+from posterior_trees.measure import Measurement
 
 Clip = tuple[float, float] | None
 
@@ -118,27 +118,20 @@ def gather(x: Float[Tensor, "bn *shape"], n: int) -> Float[Tensor, "b n *shape"]
 
 def check_noise_free(measurement: Measurement, name: str) -> None:
     """Refuse measurements that tell nothing for sure: there is no {A x = y} to project on."""
-    if isinstance(measurement, Denoise | Paired):
+    if not measurement.is_exact:
         kind = type(measurement).__name__
-        remedy = "`denoising`" if isinstance(measurement, Denoise) else "`conditional`"
+        remedy = "`denoising`" if measurement.is_random else "`conditional`"
         raise InputError(
             f"{name} needs a measurement without noise that can be imposed on an image "
             f"(Inpaint, Colorize, Downsample), not {kind}; use {remedy}"
         )
 
 
-def row_norm(measurement: Measurement) -> float:
-    r"""$c$ of $A A^\top = c\,I$, the square of all singular values of $A$."""
-    if isinstance(measurement, Colorize):
-        return 1 / 3
-    return 1 / measurement.factor**2 if isinstance(measurement, Downsample) else 1.0
-
-
 def seen_noise(measurement: Measurement, noise: float | int) -> float:
     r"""Standard deviation of $A^\dagger n$ along what $A$ sees, for white noise $n$ of `noise`."""
     if noise < 0:
         raise InputError(f"noise is {noise}; a standard deviation is 0 or more")
-    return noise / math.sqrt(row_norm(measurement))
+    return noise / math.sqrt(measurement.gain)
 
 
 def condition(denoise: Callable, measurement: Measurement, y: Tensor) -> Callable:

@@ -4,15 +4,9 @@ import argparse
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from posterior_trees.cli.options import add_changes, add_data, add_device, command_line, count
-
-if TYPE_CHECKING:
-    from posterior_trees.data import ImageSet
-
-DARK, LOOKED_AT = 0.1, 64
-"""A set is dark whose brightest pixel, in so many of its images, is below this share of white."""
 
 
 def add(commands: Any) -> None:
@@ -37,6 +31,7 @@ def run_train(arguments: argparse.Namespace) -> None:
         print(write_recipe(recipe), end="")
         return
     from posterior_trees.data import load_images
+    from posterior_trees.data.facts import oddities
     from posterior_trees.progress import Progress
     from posterior_trees.training.order import steps_of
     from posterior_trees.training.trainer import fit
@@ -70,35 +65,6 @@ def run_train(arguments: argparse.Namespace) -> None:
         raise SystemExit(130)
     if is_first:
         print_end(out, arguments.data)
-
-
-def oddities(images: "ImageSet") -> list[str]:
-    """What is odd about a training set: hardly any light, no colour, nothing to predict."""
-    from posterior_trees.data import evenly_spaced
-
-    brightest: dict[str, float] = {}
-    is_grey, is_same = images.shape[0] == 3, True
-    for number in evenly_spaced(len(images), LOOKED_AT):
-        x, y = images.batch([number])
-        for name, pixels in (("x", x), ("y", y)):
-            if pixels is not None:
-                brightest[name] = max(brightest.get(name, 0.0), pixels.max().item())
-        is_grey = is_grey and bool((x == x[:, :1]).all())
-        is_same = is_same and y is not None and y.shape == x.shape and bool((x == y).all())
-    found = []
-    if dark := [f"{value:.1%} ({name})" for name, value in brightest.items() if value < DARK]:
-        found.append(
-            f"the brightest training pixels are {' and '.join(dark)} of white. A camera's 12 bits "
-            "in 16-bit files? Stretch the images first (docs/data.md)"
-        )
-    if is_grey:
-        found.append(
-            "the training images have no colour: their three channels are equal. For grey images "
-            "set data.channels = 1"
-        )
-    if is_same:
-        found.append("inputs and targets are the same images: there is nothing to predict")
-    return found
 
 
 def print_end(run: Path, data: Path | None) -> None:

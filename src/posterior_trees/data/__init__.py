@@ -19,6 +19,7 @@ from posterior_trees.data.load import (
     load_images,
     load_split,
 )
+from posterior_trees.data.measured import measure_each, measured_batch
 from posterior_trees.data.patches import grid_patches
 from posterior_trees.data.report import Row, report, status
 from posterior_trees.data.splits import files_of, find_groups, fingerprint, image_of
@@ -46,6 +47,8 @@ __all__ = [
     "load_evaluation",
     "load_images",
     "load_split",
+    "measure_each",
+    "measured_batch",
     "own_names",
     "prefix_of",
     "read_idx",

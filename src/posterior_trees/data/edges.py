@@ -35,8 +35,8 @@ from posterior_trees.data.archive import Archive, open_archive
 from posterior_trees.data.registry import what_to_put
 from posterior_trees.data.stream import Pair
 from posterior_trees.errors import DataError
-from posterior_trees.imaging.components import label, sizes
 from posterior_trees.imaging.decode import Pixels, decode
+from posterior_trees.imaging.regions import label, sizes
 
 VERSION = 1
 """Of everything below that decides which pixels are edges."""

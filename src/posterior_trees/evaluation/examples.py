@@ -5,9 +5,8 @@ from pathlib import Path
 
 import torch
 
-from posterior_trees.data import ImageSet, evenly_spaced
+from posterior_trees.data import ImageSet, evenly_spaced, measured_batch
 from posterior_trees.errors import InputError
-from posterior_trees.measure import hole_of, measured_batch
 from posterior_trees.predictor import TreePredictor, evaluating
 from posterior_trees.tree import Tree
 
@@ -28,7 +27,7 @@ def predict_examples(
 def around_hole(predictor: TreePredictor) -> tuple[slice, slice]:
     """Rows and columns of the hole that a model fills, and a margin: a sixteenth of the picture's
     longer side."""
-    hole = hole_of(predictor.measurement)
+    hole = predictor.measurement.hole
     if hole is None or hole.ndim != 2:
         raise InputError(
             f"{predictor.name or 'this model'} fills no hole that a figure could come closer to; "

@@ -7,8 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posterior_trees.data import ImageSet
-from posterior_trees.measure import Paired, hole_of, measured_batch
+from posterior_trees.data import ImageSet, measured_batch
 from posterior_trees.metrics import (
     clamp_nll,
     displacement,
@@ -32,7 +31,7 @@ def score(
     """Per-image values on the CPU: `psnr`, `psnr_hole`, `nll`, `entropy` (n, depth+1), the winning
     `leaf` (n,), the predicted `probs` of the leaves (n, leaves) and for pairs the `offset` (n, 2)
     of the truth from the root in pixels. `watch` wraps the batches."""
-    hole = hole_of(predictor.measurement)
+    hole = predictor.measurement.hole
 
     def judge(tree: Tree, x: Tensor) -> dict[str, Tensor]:
         values = {
@@ -44,7 +43,7 @@ def score(
         }
         if hole is not None:
             values["psnr_hole"] = psnr(tree, x, hole)
-        if isinstance(predictor.measurement, Paired):
+        if not predictor.measurement.is_computable:
             values["offset"] = displacement(tree.root, x)
         return values
 
@@ -83,7 +82,7 @@ def report(
     not independent (`data.find_groups`) are drawn together for the intervals. `"groups"` is then
     their number, and `"nll_clamped"`, if there are any, that of images in which the branch of the
     truth had less than a millionth, and counts as that."""
-    hole = hole_of(predictor.measurement)
+    hole = predictor.measurement.hole
     likelihoods, clamped = clamp_nll(scores["nll"])
     shown = {**scores, "nll": likelihoods}
     summaries = {

@@ -30,7 +30,6 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from posterior_trees.errors import InputError, MissingError
-from posterior_trees.measure import Colorize, Inpaint, hole_of
 from posterior_trees.predictor import TreePredictor, evaluating
 from posterior_trees.store import write_bytes
 
@@ -101,13 +100,13 @@ def usage(predictor: TreePredictor) -> str:
     """How to use the file, in six lines."""
     channels = predictor.measurement.channels(predictor.channels)
     step = predictor.multiple
-    size = ", ".join(map(str, _size(predictor))) or f"h, w), h and w multiples of {step}"
+    size = ", ".join(map(str, predictor.measurement.size)) or f"h, w), h and w multiples of {step}"
     return "\n".join(
         [
             "import onnxruntime",
             'session = onnxruntime.InferenceSession("model.onnx")',
             f"# y: float32 in [0, 1], (batch, {channels}, {size}"
-            + (")" if _size(predictor) else ""),
+            + (")" if predictor.measurement.size else ""),
             'root, leaves, p = session.run(["level_0", "leaves", "probabilities"], {"y": y})',
             "# children of node i of a level: nodes K*i … K*i+K-1 of the next, K the branching",
             "# images are not clipped: leaves[b, n] is plausible with probability p[b, n]",
@@ -117,36 +116,26 @@ def usage(predictor: TreePredictor) -> str:
 
 def describe_input(predictor: TreePredictor) -> str:
     """The measurement in words."""
-    if isinstance(predictor.measurement, Inpaint):
-        return "the picture in [0, 1]; the hidden pixels may hold anything"
-    if isinstance(predictor.measurement, Colorize):
-        return "the plain mean of the red, green and blue channels, in [0, 1]"
     task = f"the task {predictor.name!r}" if predictor.name else "this model"
-    return f"the measurement of {task}, in [0, 1]"
+    return predictor.measurement.describe() or f"the measurement of {task}, in [0, 1]"
 
 
 def describe_graph(predictor: TreePredictor) -> str:
     """One line for people: what goes in and comes out."""
-    size = _size(predictor)
+    size = predictor.measurement.size
     sides = f"{size[0]}×{size[1]}" if size else f"h×w in multiples of {predictor.multiple}"
     return f"y (any batch, {sides}) → {', '.join(output_names(predictor))}"
 
 
-def _size(predictor: TreePredictor) -> tuple[int, ...]:
-    """Height and width if the mask fixes them."""
-    hole = hole_of(predictor.measurement)
-    return () if hole is None else tuple(hole.shape)
-
-
 def _example(predictor: TreePredictor) -> Tensor:
     # Sides and batch must differ from each other and from 1, or the exporter takes them for fixed.
-    size = _size(predictor) or (2 * predictor.multiple, 3 * predictor.multiple)
+    size = predictor.measurement.size or (2 * predictor.multiple, 3 * predictor.multiple)
     return torch.rand(2, predictor.measurement.channels(predictor.channels), *size)
 
 
 def _free_axes(predictor: TreePredictor) -> dict[int, Any]:
     axes: dict[int, Any] = {0: torch.export.Dim("batch", min=1, max=MOST)}
-    if not _size(predictor):
+    if not predictor.measurement.size:
         step = predictor.multiple
         for axis, name in ((2, "height"), (3, "width")):
             unit = torch.export.Dim(f"{name}_{step}ths", min=1, max=MOST // step)

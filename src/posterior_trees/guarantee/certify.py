@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from posterior_trees.data import ImageSet, evenly_spaced, fingerprint
+from posterior_trees.data import ImageSet, evenly_spaced, fingerprint, measured_batch
 from posterior_trees.data.splits import group_of
 from posterior_trees.errors import GuaranteeError
 from posterior_trees.guarantee.bank import Bank, to_bytes
@@ -23,7 +23,6 @@ from posterior_trees.guarantee.measures import find_measure
 from posterior_trees.guarantee.numbers import Measure
 from posterior_trees.guarantee.prints import fingerprint_of
 from posterior_trees.guarantee.typical import pooled_features
-from posterior_trees.measure import hole_of, measured_batch
 from posterior_trees.predictor import TreePredictor, evaluating
 from posterior_trees.seeding import unit_hash
 from posterior_trees.tree import Tree
@@ -106,7 +105,7 @@ def make_plan(
     box: tuple[int, int] | None,
     nodes: int,
 ) -> Plan:
-    hole = hole_of(predictor.measurement)
+    hole = predictor.measurement.hole
     hole = None if hole is None else hole.detach().cpu()
     return Plan(nodes, _named(measures), hole, _grid(shape, hole, box))
 

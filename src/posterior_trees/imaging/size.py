@@ -14,18 +14,12 @@ import math
 from collections.abc import Sequence
 
 from posterior_trees.errors import DataError, InputError
-from posterior_trees.measure import Measurement, hole_of
+from posterior_trees.measure import Measurement
 
 SCALES = (1 / 16, 16.0)
 """The least and the greatest scale: beyond, a picture has no more to show."""
 MEGAPIXELS = 178
 """Of a scaled picture; Pillow opens no file of more."""
-
-
-def mask_size(measurement: Measurement) -> tuple[int, ...]:
-    """Height and width of a model's fixed mask; () if it takes any size."""
-    hole = hole_of(measurement)
-    return () if hole is None else tuple(hole.shape[-2:])
 
 
 def check_scale(scale: float | int, measurement: Measurement) -> None:
@@ -36,9 +30,9 @@ def check_scale(scale: float | int, measurement: Measurement) -> None:
             f"the scale is {scale:g}; it must be from {least:g} to {most:g} (0.5: half as high and "
             "wide)"
         )
-    if scale != 1 and (size := mask_size(measurement)):
+    if scale != 1 and measurement.size:
         raise InputError(
-            f"the model takes {times(size)} pixels and nothing else: leave --scale out "
+            f"the model takes {times(measurement.size)} pixels and nothing else: leave --scale out "
             "(`ptrees predict --resize` and the explorer bring pictures to that size)"
         )
 

@@ -11,7 +11,6 @@ from posterior_trees.measure import (
     Inpaint,
     Measurement,
     Paired,
-    is_same,
 )
 from posterior_trees.networks.residual import ResidualUNet
 from posterior_trees.networks.unet import UNet
@@ -122,7 +121,7 @@ def check_own(predictor: TreePredictor, recipe: Recipe) -> None:
     measurement = predictor.measurement
     is_known = type(measurement) in (Inpaint, Colorize, Denoise, Downsample)
     is_known = is_known or isinstance(measurement, Paired)
-    if is_known and not is_same(measurement, wanted):
+    if is_known and not measurement.same_as(wanted):
         raise InputError(
             f"the predictor's measurement ({type(measurement).__name__}) is not the "
             f"recipe's ({type(wanted).__name__}, by [measurement]), or hides something else: give "

@@ -1,9 +1,9 @@
 """The explorer of all pictures of one `ptrees predict`, as one page.
 
 Every picture is shown as the tree that was predicted of it, shrunk for the page. Those of other
-sizes are fitted into one frame, on white. Where a picture shows what the model hid of it
-(`hidden.py`), the page has it as the truth, which it keeps from the reader until asked. What is to
-be said of it (a doubt, another size) stands beside it.
+sizes are fitted into one frame, on white. Where a picture shows what the model hid of it, the page
+has it as the truth, which it keeps from the reader until asked. What is to be said of it (a doubt,
+another size) stands beside it.
 """
 
 from collections.abc import Mapping, Sequence

@@ -18,13 +18,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from posterior_trees.data import ImageSet, evenly_spaced
 from posterior_trees.errors import DataError, InputError
 from posterior_trees.imaging.adjust import SLACK, Adjustment, refuse_with_digit
 from posterior_trees.imaging.decode import Stored, decode_raw, read_header
 from posterior_trees.imaging.pixels import to_float
-from posterior_trees.imaging.size import check_scale, mask_size, scale_size, times
-from posterior_trees.measure import Colorize, Denoise, Measurement, measured_batch
+from posterior_trees.imaging.size import check_scale, scale_size, times
 from posterior_trees.pictures.digits.find import check_takes_digits, find_digit, takes_digits
 from posterior_trees.predictor import TreePredictor
 
@@ -92,7 +90,7 @@ def read_stored(
     if not path.exists():
         raise DataError(f"{path} does not exist. Check the name")
     with path.open("rb") as opened:
-        size = mask_size(predictor.measurement) if resize else ()
+        size = predictor.measurement.size if resize else ()
         if scale != 1:
             size = scale_size(read_header(opened, str(path))[:2], scale, str(path))
             opened.seek(0)
@@ -101,19 +99,6 @@ def read_stored(
         return find_digit(stored, str(path))
     _check_size(stored, predictor, str(path))
     return stored
-
-
-def brightness_range(
-    images: ImageSet, measurement: Measurement, limit: int = 10_000
-) -> list[float]:
-    """The 0.1 % and 99.9 % quantiles of the mean brightness of the measurements of a set, judged by
-    `limit` evenly spaced images; a trainer keeps them in `about["input_brightness"]`."""
-    means = []
-    for indices in torch.tensor(evenly_spaced(len(images), limit)).split(256):
-        device = next((buffer.device for buffer in measurement.buffers()), images.device)
-        _, y = measured_batch(images, indices, measurement, 0, device)
-        means.append(y.flatten(1).mean(dim=1).cpu().double())
-    return torch.cat(means).quantile(torch.tensor([0.001, 0.999]).double()).tolist()
 
 
 def _from_tensor(tensor: Tensor, predictor: TreePredictor) -> Tensor:
@@ -163,9 +148,7 @@ def _convert(pixels: Tensor, allowed: Sequence[int]) -> Tensor:
 
 def _channels(predictor: TreePredictor) -> tuple[int, ...]:
     """The numbers of channels that a picture may have, the first for files."""
-    if isinstance(predictor.measurement, Colorize):
-        return 3, 1
-    return (predictor.measurement.channels(predictor.channels),)
+    return predictor.measurement.picture_channels(predictor.channels)
 
 
 def _to_unit(values: Tensor, predictor: TreePredictor) -> Tensor:
@@ -181,8 +164,7 @@ def _to_unit(values: Tensor, predictor: TreePredictor) -> Tensor:
         raise InputError(
             f"{bad} of {total} pixels are NaN or infinite; replace them by numbers in [0, 1]"
         )
-    measurement = predictor.measurement
-    noise = 8 * float(measurement.sigma) if isinstance(measurement, Denoise) else 0.0
+    noise = 8 * float(predictor.measurement.noise)
     low, high = values.min().item(), values.max().item()
     if low < -SLACK - noise or high > 1 + SLACK + noise:
         raise InputError(
@@ -193,7 +175,7 @@ def _to_unit(values: Tensor, predictor: TreePredictor) -> Tensor:
 
 
 def _check_size(pixels: Tensor | np.ndarray, predictor: TreePredictor, what: str) -> None:
-    size = mask_size(predictor.measurement)
+    size = predictor.measurement.size
     if size and tuple(pixels.shape[-2:]) != size:
         have, want = times(pixels.shape[-2:]), times(size)
         takes = takes_digits(predictor.measurement, predictor.channels)

@@ -36,7 +36,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 from posterior_trees.errors import InputError
-from posterior_trees.measure import Inpaint
 from posterior_trees.networks.padding import pad
 from posterior_trees.predictor import TreePredictor, evaluating
 from posterior_trees.tree import Tree
@@ -106,14 +105,14 @@ def needs_tiles(predictor: TreePredictor, size: Sequence[int], tile: int | None)
     """Whether a picture of this height and width is cut: if it is larger than the tile that was
     asked for (0: never), or than `WHOLE` where nobody asked and the model's mask allows it."""
     if tile is None:
-        return size[0] * size[1] > WHOLE and not isinstance(predictor.measurement, Inpaint)
+        return size[0] * size[1] > WHOLE and not predictor.measurement.size
     return tile > 0 and max(size) > tile
 
 
 def check_tiles(predictor: TreePredictor, tile: int, overlap: int) -> None:
     """Refuse tiles that cannot work; both sizes are multiples of the network's grid."""
-    if isinstance(predictor.measurement, Inpaint):
-        size = "×".join(map(str, predictor.measurement.hole.shape))
+    if predictor.measurement.size:
+        size = "×".join(map(str, predictor.measurement.size))
         raise InputError(
             f"this model fills one hole in pictures of {size}, which cannot be cut into tiles; "
             "resize the picture (--resize)"
@@ -237,7 +236,7 @@ class Canvas:
             for place, parent in enumerate(order[level - 1]):
                 mine, theirs = here[k * parent : k * parent + k], there[k * place : k * place + k]
                 cost = -(theirs @ mine.T)
-                order[level] += [k * parent + child for child in assign(cost.tolist())]
+                order[level] += [k * parent + child for child in assign(cost)]
         return order
 
 
@@ -262,34 +261,9 @@ def renumber(tree: Tree, order: Sequence[Sequence[int]]) -> Tree:
     )
 
 
-def assign(cost: Sequence[Sequence[float]]) -> list[int]:
-    """The column of each row that minimises the total cost, every column taken once.
+def assign(cost: Float[Tensor, "k k"]) -> list[int]:
+    """The column of each row that minimises the total cost, every column taken once. Equal costs
+    keep the order as it is."""
+    from scipy.optimize import linear_sum_assignment
 
-    The Hungarian algorithm: rows enter one by one, each along the cheapest alternating path with
-    respect to the potentials `u` and `v`. Equal costs keep the order as it is.
-    """
-    n = len(cost)
-    u, v = [0.0] * (n + 1), [0.0] * (n + 1)
-    owner = [0] * (n + 1)  # the row of each column, from 1; 0: free
-    for row in range(1, n + 1):
-        owner[0], column = row, 0
-        slack, before, used = [float("inf")] * (n + 1), [0] * (n + 1), [False] * (n + 1)
-        while owner[column]:
-            used[column], current = True, owner[column]
-            for j in range(1, n + 1):
-                reduced = cost[current - 1][j - 1] - u[current] - v[j]
-                if not used[j] and reduced < slack[j]:
-                    slack[j], before[j] = reduced, column
-            free = [j for j in range(1, n + 1) if not used[j]]
-            nearest = min(free, key=slack.__getitem__)
-            delta = slack[nearest]
-            for j in range(n + 1):
-                if used[j]:
-                    u[owner[j]] += delta
-                    v[j] -= delta
-                else:
-                    slack[j] -= delta
-            column = nearest
-        while column:
-            owner[column], column = owner[before[column]], before[column]
-    return [owner.index(row, 1) - 1 for row in range(1, n + 1)]
+    return linear_sum_assignment(cost.numpy())[1].tolist()

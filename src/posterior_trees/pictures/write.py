@@ -38,13 +38,11 @@ from posterior_trees.imaging.size import (
     caption_resize,
     check_scale,
     describe_resize,
-    mask_size,
     times,
 )
 from posterior_trees.pictures.album import LeafNumbers, Shown, make_album
 from posterior_trees.pictures.digits.doubt import describe_doubt
 from posterior_trees.pictures.digits.find import check_takes_digits
-from posterior_trees.pictures.hidden import shows_hidden
 from posterior_trees.pictures.nuclei.magnification import describe_magnification
 from posterior_trees.pictures.picture import read_stored
 from posterior_trees.pictures.tiles import OVERLAP, TILE, needs_tiles, predict_tiled
@@ -108,7 +106,9 @@ def predict_files(
                 if doubt := describe_magnification(tree, predictor, scale):
                     warn(f"{file}: {doubt}")
                 remarks = _add_notes(remarks, doubt, remark)
-                x = pixels.cpu() if shows_hidden(predictor.measurement, pixels) else None
+                measurement = predictor.measurement
+                is_truth = measurement.is_picture_clean and measurement.shows_hidden(pixels)
+                x = pixels.cpu() if is_truth else None
                 small = Shown.of(folder.name, tree, y, x, remarks)
                 facts: dict = {"picture": str(file), "model": predictor.name}
                 facts |= {"scale": scale} if scale != 1 else {}
@@ -154,7 +154,7 @@ class Reading(NamedTuple):
             refuse_with_digit(self.adjustment, self.resize, scale=self.scale)
             check_takes_digits(predictor.measurement, predictor.channels, predictor.name)
         check_scale(self.scale, predictor.measurement)
-        if self.resize and not mask_size(predictor.measurement):
+        if self.resize and not predictor.measurement.size:
             warn(
                 "--resize does nothing here: it is for models of one size, and this one takes any. "
                 "--scale FACTOR makes a picture larger or smaller"

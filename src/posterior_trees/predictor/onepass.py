@@ -131,6 +131,20 @@ class TreePredictor(nn.Module):
         """The model's own degradation of clean images."""
         return self.measurement(x, generator)
 
+    def with_measurement(self, measurement: Measurement) -> "TreePredictor":
+        """The same network behind another measurement; this predictor stays as it is."""
+        other = TreePredictor(
+            self.network,
+            measurement,
+            branching=self.branching,
+            channels=self.channels,
+            multiple=self.multiple,
+            padding=self.padding,
+            name=self.name,
+            about=self.about,
+        )
+        return other.eval() if not self.training else other
+
     def compile(  # ty: ignore[incompatible-method-override]
         self, dtype: torch.dtype | None = None
     ) -> "FastPredictor":

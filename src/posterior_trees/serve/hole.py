@@ -5,22 +5,18 @@ takes any hole (the answers still agree with every pixel that is visible), so th
 and says every time that the model was not trained for it.
 """
 
-import copy
 from io import BytesIO
-from typing import TypeVar
 
 import numpy as np
 import torch
 from jaxtyping import Bool
 from PIL import Image
-from torch import Tensor, nn
+from torch import Tensor
 
 from posterior_trees.errors import DataError
 from posterior_trees.explore.content import png_url
 from posterior_trees.imaging.decode import decode, read_header
-from posterior_trees.measure import Inpaint
 
-Model = TypeVar("Model", bound=nn.Module)
 NOTE = (
     "This is not the hole that the model was trained for: its answers agree with what is visible, "
     "but they and their probabilities are outside its training"
@@ -33,7 +29,7 @@ def describe_paper(predictor) -> dict | None:
     """What the page needs to show a picture with its hole: the size, the model's own hole, and
     whether pictures of this kind can be drawn; None where the measurement hides nothing."""
     measurement = predictor.measurement
-    if not isinstance(measurement, Inpaint) or measurement.hole.ndim < 2:
+    if measurement.hole is None or measurement.hole.ndim < 2:
         return None
     size = measurement.hole.shape[-2:]
     hidden = measurement.hole.reshape(size).cpu().to(torch.uint8) * 255
@@ -63,13 +59,3 @@ def read_hole(content: bytes, size: tuple[int, ...]) -> Bool[Tensor, "h w"]:
             f"the hole hides {hidden} of {pixels.size} pixels. It must hide some and leave some"
         )
     return torch.from_numpy(pixels == 255)
-
-
-def with_hole(predictor: Model, hole: Bool[Tensor, "h w"]) -> Model:
-    """The same network with another hole; the predictor itself stays as it is."""
-    measurement = predictor.measurement
-    assert isinstance(measurement, Inpaint)
-    other = copy.copy(predictor)
-    other._modules = dict(predictor._modules)  # a shallow copy shares them with the first
-    other.measurement = Inpaint(hole.to(measurement.hole.device), measurement.fill)
-    return other

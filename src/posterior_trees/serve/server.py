@@ -30,11 +30,10 @@ from posterior_trees.explore.export import (
     static,
 )
 from posterior_trees.imaging.adjust import Adjustment
-from posterior_trees.imaging.size import mask_size
 from posterior_trees.pictures.digits.find import takes_digits
 from posterior_trees.serve.guard import Guard, RefusedError, allowed_hosts, refusal
 from posterior_trees.serve.hole import describe_paper
-from posterior_trees.serve.upload import Limits, Predictor, answer, degradation_of
+from posterior_trees.serve.upload import Limits, Predictor, answer
 from posterior_trees.serve.worker import FullError, Worker
 
 if TYPE_CHECKING:
@@ -65,7 +64,7 @@ def make_app(
     proposes for files."""
     fastapi = import_fastapi()
     limits = limits or Limits()
-    size = mask_size(predictor.measurement) or (examples[0]["size"] if examples else (1, 1))
+    size = predictor.measurement.size or (examples[0]["size"] if examples else (1, 1))
     frame = frame_content(predictor.branching, size, title, model_card)
     server = describe_server(predictor, limits, adjustment or Adjustment(), digit, scale)
     first = frame | {"examples": list(examples), "server": server}
@@ -217,16 +216,17 @@ def describe_server(
 ) -> dict:
     """What the page needs to know to ask for trees of new pictures; `digit` is null where the model
     is of something else, and `scale` where it takes one size."""
-    is_of_digits = takes_digits(predictor.measurement, predictor.channels)
+    measurement = predictor.measurement
+    is_of_digits = takes_digits(measurement, predictor.channels)
     return {
         "megabytes": limits.megabytes,
-        "degradation": degradation_of(predictor),
+        "degradation": measurement.action if measurement.is_computable else None,
         "paper": describe_paper(predictor),
         "levels": adjustment.levels,
         "gamma": adjustment.gamma,
         "invert": adjustment.is_inverted,
         "digit": digit if is_of_digits else None,
-        "scale": None if mask_size(predictor.measurement) else scale,
+        "scale": None if measurement.size else scale,
     }
 
 

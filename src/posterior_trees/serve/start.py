@@ -11,7 +11,7 @@ from posterior_trees.errors import DataError
 from posterior_trees.explore.content import Measure, describe_trees
 from posterior_trees.imaging.adjust import Adjustment
 from posterior_trees.imaging.decode import read_header
-from posterior_trees.imaging.size import describe_resize, mask_size, scale_size, times
+from posterior_trees.imaging.size import describe_resize, scale_size, times
 from posterior_trees.pictures.digits.find import check_takes_digits, takes_digits
 from posterior_trees.serve.upload import (
     RESCALED,
@@ -19,7 +19,6 @@ from posterior_trees.serve.upload import (
     Limits,
     Predictor,
     answer,
-    can_degrade,
     fitted_size,
     has_scale,
     predict_pixels,
@@ -47,7 +46,7 @@ def describe_start(
     `scale` makes them larger or smaller."""
     if digit:
         check_takes_digits(predictor.measurement, predictor.channels, predictor.name)
-    degrade = degrade and can_degrade(predictor)
+    degrade = degrade and predictor.measurement.is_computable
     if files:
         names = [file.name for file in files]
         read = partial(_read, predictor, degrade, adjustment, digit, scale, warn)
@@ -123,7 +122,7 @@ def _explain_resize(
     have = scale_size(read_header(BytesIO(content), name)[:2], scale, name)
     want = fitted_size(predictor, content, name, limits, scale)
     why = f"the explorer takes at most {limits.side} pixels a side"
-    if mask := mask_size(predictor.measurement):
+    if mask := predictor.measurement.size:
         why = f"the model takes {times(mask)}"
     elif max(have) <= limits.side:
         why = "the model takes whole blocks of pixels"

@@ -16,7 +16,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import torch
 from jaxtyping import Float
 from PIL import Image
-from torch import Tensor, nn
+from torch import Tensor
 
 from posterior_trees.errors import DataError
 from posterior_trees.imaging.adjust import Adjustment, describe_misfit, refuse_with_digit
@@ -25,22 +25,13 @@ from posterior_trees.imaging.size import (
     caption_digit,
     caption_resize,
     check_scale,
-    mask_size,
     scale_size,
 )
-from posterior_trees.measure import (
-    Colorize,
-    Denoise,
-    Downsample,
-    Inpaint,
-    Measurement,
-    Paired,
-)
+from posterior_trees.measure import Measurement
 from posterior_trees.pictures.digits.doubt import describe_doubt
 from posterior_trees.pictures.digits.find import check_takes_digits, find_digit
-from posterior_trees.pictures.hidden import lacks_hidden
 from posterior_trees.pictures.nuclei.magnification import describe_magnification
-from posterior_trees.serve.hole import NOTE, read_hole, with_hole
+from posterior_trees.serve.hole import NOTE, read_hole
 from posterior_trees.tree import Tree
 
 
@@ -58,6 +49,8 @@ class Predictor(Protocol):
     def device(self) -> torch.device: ...
 
     def __call__(self, y: Tensor) -> Tree: ...
+
+    def with_measurement(self, measurement: Measurement) -> "Predictor": ...
 
     def measure(self, x: Tensor, generator: torch.Generator | None) -> Tensor: ...
 
@@ -131,13 +124,13 @@ def predict_pixels(
     predictor: Predictor, pixels: Float[Tensor, "1 _ _ _"], *, degrade: bool = True
 ) -> Answer:
     """The tree of a picture that is clean (`degrade`) or a measurement already."""
-    if degrade and not can_degrade(predictor):
+    if degrade and not predictor.measurement.is_computable:
         raise DataError(
             "this model was trained on pairs and cannot degrade a picture: give it the "
             "measurement itself, and leave `degrade` out"
         )
     made = _predict(predictor, pixels, degrade)
-    return made._replace(x=None) if lacks_hidden(predictor.measurement, pixels) else made
+    return made if predictor.measurement.shows_hidden(pixels) else made._replace(x=None)
 
 
 def _predict(predictor: Predictor, pixels: Float[Tensor, "1 _ _ _"], degrade: bool) -> Answer:
@@ -162,12 +155,14 @@ def predict_with_hole(
 ) -> Answer:
     """The tree of a picture through another hole than the model's, with a note that says so. What
     is under a hole that a user paints is the truth, blank or not."""
-    if not isinstance(predictor.measurement, Inpaint) or not isinstance(predictor, nn.Module):
+    own = predictor.measurement
+    if own.hole is None:
         raise DataError("this model does not fill holes. Leave the hole out")
-    hidden = read_hole(hole, mask_size(predictor.measurement))
-    if bool((hidden == predictor.measurement.hole.cpu()).all()):
+    hidden = read_hole(hole, own.size)
+    if bool((hidden == own.hole.cpu()).all()):
         return predict_pixels(predictor, pixels, degrade=degrade)
-    return _predict(with_hole(predictor, hidden), pixels, degrade)._replace(note=NOTE)
+    other = predictor.with_measurement(own.with_hole(hidden))
+    return _predict(other, pixels, degrade)._replace(note=NOTE)
 
 
 def read_bytes(
@@ -183,7 +178,7 @@ def read_bytes(
     check_scale(scale, predictor.measurement)
     if digit:
         check_takes_digits(predictor.measurement, predictor.channels, predictor.name)
-    channels = 3 if isinstance(predictor.measurement, Colorize) else _channels(predictor)
+    channels = predictor.measurement.picture_channels(predictor.channels)[0]
     if channels not in (1, 3):
         raise DataError(f"this model takes {channels or 'any'} channels, a picture has 1 or 3")
     if not content:
@@ -201,11 +196,11 @@ def fitted_size(
     """Height and width a picture is brought to: the mask's, or else its own, scaled, at most
     `limits.side`, and what blocks divide evenly."""
     measurement = predictor.measurement
-    if size := mask_size(measurement):
+    if size := measurement.size:
         return size
     size = scale_size(read_header(BytesIO(content), name)[:2], scale, name)
     zoom = min(1.0, limits.side / max(size))
-    block = measurement.factor if isinstance(measurement, Downsample) else 1
+    block = measurement.block
     return tuple(max(block, round(side * zoom) // block * block) for side in size)
 
 
@@ -215,31 +210,7 @@ RESCALED = "no longer at the scale that the model was trained at"
 def has_scale(predictor: Predictor) -> bool:
     """Whether shrinking a picture changes what it means: a model of pairs knows its things at one
     magnification, and has no mask that says how large a picture should be."""
-    return isinstance(predictor.measurement, Paired)
-
-
-DEGRADATIONS: tuple[tuple[type[Measurement], str], ...] = (
-    (Inpaint, "hide the hole"),
-    (Colorize, "drop its colour"),
-    (Denoise, "add the noise"),
-    (Downsample, "shrink it"),
-    (Measurement, "measure it"),
-)
-
-
-def can_degrade(predictor: Predictor) -> bool:
-    return not isinstance(predictor.measurement, Paired)
-
-
-def degradation_of(predictor: Predictor) -> str | None:
-    """In words, what the model's measurement does to a clean picture; None if it cannot."""
-    if not can_degrade(predictor):
-        return None
-    return next(words for kind, words in DEGRADATIONS if isinstance(predictor.measurement, kind))
-
-
-def _channels(predictor: Predictor) -> int:
-    return predictor.measurement.channels(predictor.channels)
+    return not predictor.measurement.is_computable
 
 
 def _check_pixels(content: bytes, name: str, limits: Limits) -> None:

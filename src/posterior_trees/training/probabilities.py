@@ -35,10 +35,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from posterior_trees import store
-from posterior_trees.data import ImageSet, find_groups
+from posterior_trees.data import ImageSet, find_groups, measured_batch
 from posterior_trees.errors import RunError
 from posterior_trees.evaluation.score import score
-from posterior_trees.measure import measured_batch
 from posterior_trees.models.checkpoint import load_weights, save_model
 from posterior_trees.predictor import TreePredictor
 from posterior_trees.recipe import Recipe

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from posterior_trees import store
-from posterior_trees.data import ImageSet, files_of, fingerprint, own_names
+from posterior_trees.data import ImageSet, fingerprint
 from posterior_trees.errors import RunError
 from posterior_trees.recipe import Recipe, parse_resolved, write_recipe
 
@@ -99,16 +99,6 @@ class Run:
 def describe_images(train: ImageSet) -> dict[str, Any]:
     """What a state keeps to know its training images by."""
     return {"count": len(train), "names": fingerprint(train.names)}
-
-
-def name_images(train: ImageSet) -> dict[str, Any]:
-    """What a model keeps of its training files: how many, extras included, and a fingerprint of its
-    own set's (`data.describe_other_images`). Images in memory have numbers, and no fingerprint."""
-    files = files_of(train.names)
-    facts: dict[str, Any] = {"train_images": len(files)}
-    if train.names[:1] == ["0"]:
-        return facts
-    return {**facts, "train_names": fingerprint(own_names(files))}
 
 
 def read_log(file: str | PathLike[str]) -> list[dict[str, Any]]:

@@ -15,12 +15,11 @@ import torch
 from lightning_fabric import Fabric
 
 from posterior_trees.data import ImageSet, grid_patches, load_images
+from posterior_trees.data.facts import describe_training
 from posterior_trees.errors import RunError
 from posterior_trees.evaluation.score import validate
 from posterior_trees.models.build import build_predictor, check_own
 from posterior_trees.models.checkpoint import find_difference, provenance, save_model, start_from
-from posterior_trees.pictures.nuclei.magnification import region_quantiles
-from posterior_trees.pictures.picture import brightness_range
 from posterior_trees.predictor import TreePredictor
 from posterior_trees.recipe import Recipe
 from posterior_trees.seeding import seed_device
@@ -30,7 +29,7 @@ from posterior_trees.training.feed import Feed
 from posterior_trees.training.health import Health, idle_options, warn_of_deafness
 from posterior_trees.training.learn import Learner
 from posterior_trees.training.probabilities import calibrate_run, describe_order, find_layer
-from posterior_trees.training.run import Run, describe_images, name_images
+from posterior_trees.training.run import Run, describe_images
 
 CHECK_EVERY = 50
 """Steps between looks at the loss: each look waits for the GPU."""
@@ -246,11 +245,7 @@ class Trainer:
 
     def _about(self) -> dict[str, Any]:
         if not self.image_facts:
-            brightness = brightness_range(self.train, self.predictor.measurement)
-            self.image_facts["input_brightness"] = brightness
-            self.image_facts |= name_images(self.train)
-            if regions := region_quantiles(self.train):
-                self.image_facts["region_pixels"] = regions
+            self.image_facts = describe_training(self.train, self.predictor.measurement)
         facts = {"epochs": self.step / self.steps_per_epoch, "step": self.step}
         if "start" in self.predictor.about:
             facts["start"] = self.predictor.about["start"]

@@ -11,8 +11,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from posterior_trees.imaging.components import label
-from posterior_trees.measure import Inpaint, Measurement
+from posterior_trees.imaging.regions import label
+from posterior_trees.measure import Measurement
 from posterior_trees.pictures.digits.find import stroke_width
 
 WIDEST = 5.0
@@ -33,8 +33,8 @@ def describe_doubt(digit: Float[np.ndarray, "1 28 28"], measurement: Measurement
             f"the ink's strokes are {width:.0f} of 28 pixels wide, those of digits up to "
             f"{WIDEST:.0f}: it may be no digit, or a shadow"
         )
-    is_hole = isinstance(measurement, Inpaint)
-    if is_hole and ink[~measurement.hole.cpu()].amax() < FAINT:
+    hole = measurement.hole
+    if hole is not None and ink[~hole.cpu()].amax() < FAINT:
         return "nothing of the digit is where the model looks: its tree says what digits are like"
     return ""
 

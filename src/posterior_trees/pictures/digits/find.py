@@ -36,10 +36,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from posterior_trees.errors import DataError
-from posterior_trees.imaging.components import label, sizes
 from posterior_trees.imaging.decode import Stored
 from posterior_trees.imaging.otsu import otsu
-from posterior_trees.measure import Inpaint, Measurement
+from posterior_trees.imaging.regions import label, sizes
+from posterior_trees.measure import Measurement
 
 SIDE, BOX, MIDDLE = 28, 20, 14.5
 """In pixels: MNIST's images, the longer side of a digit in them, and their middle (that of the
@@ -99,8 +99,7 @@ def find_digit(stored: Stored, name: str = "the picture") -> Float[np.ndarray, "
 
 def takes_digits(measurement: Measurement, channels: int) -> bool:
     """Whether a model fills a hole in grey pictures of 28×28."""
-    is_hole = isinstance(measurement, Inpaint)
-    return is_hole and measurement.hole.shape[-2:] == (SIDE, SIDE) and channels == 1
+    return measurement.size == (SIDE, SIDE) and channels == 1
 
 
 def check_takes_digits(measurement: Measurement, channels: int, name: str) -> None:
@@ -109,8 +108,8 @@ def check_takes_digits(measurement: Measurement, channels: int, name: str) -> No
         return
     kind = {1: "grey", 3: "colour"}.get(channels, f"{channels} channels")
     size, fix = "pictures of any size", "leave --digit out"
-    if isinstance(measurement, Inpaint):
-        size = "×".join(map(str, measurement.hole.shape[-2:]))
+    if measurement.size:
+        size = "×".join(map(str, measurement.size))
         fix = "leave --digit out (--resize brings a picture to that size)"
     raise DataError(
         f"--digit is for models that fill a hole in grey digits of {SIDE}×{SIDE}, as `digits` "

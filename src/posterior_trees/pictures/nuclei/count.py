@@ -39,16 +39,11 @@ from torch import Tensor
 
 from posterior_trees.errors import InputError
 from posterior_trees.imaging.otsu import otsu
-from posterior_trees.measure import Paired
-from posterior_trees.pictures.nuclei.regions import Regions, find_regions, owners_of
+from posterior_trees.imaging.regions import FAINTEST, SMALLEST, find_regions
+from posterior_trees.pictures.nuclei.regions import Regions, owners_of
 from posterior_trees.pictures.tiles import Part, TiledTree
 from posterior_trees.predictor import TreePredictor
 from posterior_trees.tree import Tree
-
-SMALLEST = 25
-"""Pixels of the smallest nucleus; in our BBBC022 fields the median nucleus has about 180."""
-FAINTEST = 0.2
-"""No threshold of Otsu's below this: a field without nuclei is split at its noise."""
 
 
 class Nucleus(NamedTuple):
@@ -129,7 +124,7 @@ def count_nuclei(
 def describe_counting(predictor: TreePredictor) -> str:
     """What to think of the nuclei that are counted in a model's answers; empty for a model of
     pairs, as all models of a missing stain are."""
-    if isinstance(predictor.measurement, Paired):
+    if not predictor.measurement.is_computable:
         return ""
     task = f"the task {predictor.name!r}" if predictor.name else "this model"
     return (

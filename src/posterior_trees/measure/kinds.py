@@ -1,75 +1,23 @@
-r"""How an image becomes a measurement, and what the measurement leaves open.
-
-A measurement $A$ turns a clean image $x$ into $y$. Two more maps make every answer of a tree agree
-with $y$ by construction (App. A.2, "we only learned the required residual from the input"):
-
-- `naive(y)`, the plainest image that agrees with $y$;
-- `project(v)`, $P v$, which removes from $v$ whatever $A$ can see: $A P = 0$, $P^2 = P$.
-
-A prediction is $\hat x = \mathrm{naive}(y) + P(\text{network})$, so that $A \hat x = y$ whatever
-the network says. Where no such $P$ exists (noise, paired channels) it is the identity.
-
-All maps work on any leading axes: one image, a batch, or a batch of leaves.
-"""
-
-from typing import TYPE_CHECKING
+"""The measurements that we have: a hole, lost colour, noise, fewer pixels, another modality."""
 
 import torch
-from jaxtyping import Bool, Float
-from torch import Tensor, nn
+from jaxtyping import Bool
+from torch import Tensor
 from torch.nn import functional as F
 
 from posterior_trees.errors import InputError
+from posterior_trees.measure.base import Measurement
 
-if TYPE_CHECKING:
-    from posterior_trees.data import ImageSet
-
-
-class Measurement(nn.Module):
-    """Base of all measurements: an identity that leaves everything open."""
-
-    is_random = False
-
-    def forward(
-        self, x: Float[Tensor, "b *shape"], generator: torch.Generator | None = None
-    ) -> Float[Tensor, "b *shape2"]:
-        """Measure clean images, $y = A x$ (plus noise drawn from `generator`)."""
-        return x
-
-    def naive(self, y: Float[Tensor, "*b2"]) -> Float[Tensor, "*b3"]:
-        """The plainest image that agrees with `y`."""
-        return y
-
-    def project(self, v: Float[Tensor, "*b2"]) -> Float[Tensor, "*b2"]:
-        """Keep of `v` only what the measurement leaves open."""
-        return v
-
-    def view(self, y: Float[Tensor, "*b2"]) -> Float[Tensor, "*b3"]:
-        """The measurement as the network sees it: an image of the size of `x`."""
-        return y
-
-    def blank(self, y: Float[Tensor, "*b2"]) -> Float[Tensor, "*b2"]:
-        """`y` as it was in training, whatever it shows where nothing was measured."""
-        return y
-
-    def observe(self, picture: Float[Tensor, "*b2"]) -> Float[Tensor, "*b3"]:
-        """A user's picture as a measurement. Most pictures are what was measured already."""
-        return picture
-
-    def impose(self, x: Float[Tensor, "*b2"], y: Float[Tensor, "*b3"]) -> Float[Tensor, "*b2"]:
-        """The image nearest to `x` that agrees with `y`."""
-        plain = self.naive(y)
-        return plain - self.project(plain) + self.project(x)
-
-    def channels(self, of_x: int) -> int:
-        """Channels of the measurement of an image with `of_x` channels."""
-        return of_x
+FLAT = 0.02
+"""How much the values of a hole that is blank differ at most: compression leaves traces."""
 
 
 class Inpaint(Measurement):
     """Hides the pixels of `hole` (True = hidden) and shows `fill` in their place."""
 
-    hole: Tensor
+    is_picture_clean = True
+    action = "hide the hole"
+    hole: Tensor  # ty: ignore[incompatible-mutable-override]
 
     def __init__(self, hole: Bool[Tensor, "*space"], fill: float | int = 0.5) -> None:
         super().__init__()
@@ -110,8 +58,16 @@ class Inpaint(Measurement):
     def blank(self, y):
         return self(y)
 
-    def observe(self, picture):
-        return self(picture)
+    def shows_hidden(self, picture):
+        """Unless the hole is of a single value: then the picture has a hole of its own."""
+        inside = picture[..., self.hole.to(picture.device)]
+        return bool((inside.amax(dim=-1) - inside.amin(dim=-1) > FLAT).any())
+
+    def with_hole(self, hole):
+        return Inpaint(hole.to(self.hole.device), self.fill)
+
+    def describe(self):
+        return "the picture in [0, 1]; the hidden pixels may hold anything"
 
     def _check(self, x: Tensor) -> None:
         space = x.shape[x.ndim - self.hole.ndim :]
@@ -125,6 +81,14 @@ class Inpaint(Measurement):
 class Colorize(Measurement):
     """Drops the colour: `y` is the plain mean of the channels (not luma), one channel."""
 
+    is_picture_clean = True
+    gain = 1 / 3
+    action = "drop its colour"
+
+    @property
+    def open_share(self):
+        return 2 / 3
+
     def forward(self, x, generator=None):
         return x.mean(dim=-3, keepdim=True)
 
@@ -134,25 +98,34 @@ class Colorize(Measurement):
     def project(self, v):
         return v - v.mean(dim=-3, keepdim=True)
 
-    def observe(self, picture):
-        return self(picture)
-
     def channels(self, of_x):
         if of_x != 3:
             raise InputError(f"colourisation predicts 3 channels, the data have {of_x}")
         return 1
+
+    def picture_channels(self, of_x):
+        return of_x, self.channels(of_x)
+
+    def shows_hidden(self, picture):
+        """A grey photograph has no colour to lose."""
+        return bool((picture != picture[:, :1]).any())
+
+    def describe(self):
+        return "the plain mean of the red, green and blue channels, in [0, 1]"
 
 
 class Denoise(Measurement):
     """Adds white Gaussian noise of standard deviation `sigma`; nothing is known for sure."""
 
     is_random = True
+    is_exact = False
+    action = "add the noise"
 
     def __init__(self, sigma: float | int) -> None:
         super().__init__()
         if not sigma > 0:
             raise InputError(f"the noise has sigma {sigma}; it must be positive")
-        self.sigma = sigma
+        self.sigma = self.noise = sigma
 
     def forward(self, x, generator=None):
         device = x.device if generator is None else generator.device
@@ -163,11 +136,18 @@ class Denoise(Measurement):
 class Downsample(Measurement):
     """Averages blocks of `factor × factor` pixels."""
 
+    action = "shrink it"
+
     def __init__(self, factor: int) -> None:
         super().__init__()
         if factor < 2:
             raise InputError(f"the downsampling factor is {factor}; it must be 2 or more")
-        self.factor = factor
+        self.factor = self.block = factor
+        self.gain = 1 / factor**2
+
+    @property
+    def open_share(self):
+        return 1 - self.gain
 
     def forward(self, x, generator=None):
         if x.shape[-1] % self.factor or x.shape[-2] % self.factor:
@@ -197,6 +177,9 @@ class Paired(Measurement):
     one channel that is copied); `is_residual=False` predicts the image itself.
     """
 
+    is_exact = False
+    is_computable = False
+
     def __init__(self, channels: int, input_channels: int, is_residual: bool = True) -> None:
         super().__init__()
         self.out_channels, self.input_channels = channels, input_channels
@@ -215,58 +198,12 @@ class Paired(Measurement):
     def channels(self, of_x):
         return self.input_channels
 
+    def same_as(self, other):
+        return isinstance(other, Paired)
+
 
 class Free(Paired):
     """A measurement nothing is known about: the network predicts images from any input."""
 
     def __init__(self, channels: int) -> None:
         super().__init__(channels, input_channels=0, is_residual=False)  # 0: any number
-
-
-def is_same(one: Measurement, other: Measurement) -> bool:
-    """Whether two measurements hide the same things; those of pairs come with the data."""
-    if isinstance(one, Paired) and isinstance(other, Paired):
-        return True
-    if type(one) is not type(other):
-        return False
-    tensors, others = dict(one.named_buffers()), dict(other.named_buffers())
-    return (
-        _numbers(one) == _numbers(other)
-        and tensors.keys() == others.keys()
-        and all(torch.equal(tensors[name].cpu(), others[name].cpu()) for name in tensors)
-    )
-
-
-def _numbers(measurement: Measurement) -> dict[str, float | int]:
-    """The plain numbers that a measurement was made with: a fill, a factor, a noise."""
-    kept = vars(measurement).items()
-    return {k: v for k, v in kept if isinstance(v, int | float) and not isinstance(v, bool)}
-
-
-def hole_of(measurement: Measurement) -> Bool[Tensor, "*shape"] | None:
-    """The hidden pixels, where a measurement hides some."""
-    return measurement.hole if isinstance(measurement, Inpaint) else None
-
-
-def measured_batch(
-    images: "ImageSet", indices: Tensor, measurement: Measurement, seed: int, device: torch.device
-) -> tuple[Tensor, Tensor]:
-    """Clean images of a set and their measurements: as recorded, or made by `measure_each`."""
-    x, y = images.batch(indices)
-    x = x.to(device)
-    y = measure_each(measurement, x, indices, seed) if y is None else y
-    return x, y.to(device)
-
-
-def measure_each(
-    measurement: Measurement, x: Float[Tensor, "b *shape"], indices: Tensor, seed: int
-) -> Tensor:
-    """Measure images so that the noise of image `i` depends on `(seed, i)` only."""
-    if not measurement.is_random:
-        return measurement(x)
-    generator = torch.Generator()
-    measured = []
-    for image, index in zip(x, indices.tolist(), strict=True):
-        generator.manual_seed((seed * 1_000_003 + index) % 2**63)
-        measured.append(measurement(image[None], generator))
-    return torch.cat(measured)

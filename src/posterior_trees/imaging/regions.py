@@ -1,0 +1,96 @@
+"""Bright regions of a picture: what is bright, and what hangs together.
+
+A component is a set of marked pixels that touch. A region is one of bright pixels, except that two
+which only touch, along a few pixels, are two. Choice: SciPy finds components, in 5 ms where torch
+took 1.4 s (1024×1024); it is imported where it is used (0.2 s). Otsu's threshold is ten lines of
+our own: scikit-image would be one more package.
+"""
+
+from itertools import count
+
+import torch
+from jaxtyping import Bool, Float, Int64
+from torch import Tensor
+from torch.nn import functional as F
+
+from posterior_trees.imaging.otsu import otsu
+
+SMALLEST = 25
+"""Pixels of the smallest nucleus; in our BBBC022 fields the median nucleus has about 180."""
+FAINTEST = 0.2
+"""No threshold of Otsu's below this: a field without nuclei is split at its noise."""
+BRIDGE = 3
+"""Regions that touch along fewer than about twice as many pixels count as two."""
+REACH = 4 * BRIDGE
+"""Pixels from a region's core that are still its own: long thin strokes are none, and take long."""
+LEAST = 10
+"""Regions of an image that have a median worth knowing."""
+SIDE = 1024
+"""Pixels of the longest side whose median is looked at, in the middle of a picture."""
+
+
+def label(mask: Bool[Tensor, "h w"], corners: bool = True) -> Int64[Tensor, "h w"]:
+    """The number of each pixel's component, 1, 2, … by first pixel in reading order; 0 outside.
+
+    Pixels that touch at a side belong together, and unless `corners` is False at a corner too.
+    """
+    from scipy import ndimage
+
+    around = ndimage.generate_binary_structure(2, 2 if corners else 1)
+    return torch.from_numpy(ndimage.label(mask.cpu().numpy(), around)[0]).long()
+
+
+def sizes(labels: Int64[Tensor, "h w"]) -> Int64[Tensor, "n"]:
+    """Number of pixels of components 1, 2, …"""
+    return labels.flatten().bincount()[1:]
+
+
+def find_regions(
+    bright: Bool[Tensor, "h w"], smallest: int, bridge: int = BRIDGE, reach: int | None = None
+) -> Int64[Tensor, "h w"]:
+    """Bright regions of at least `smallest` pixels, numbered from 1; 0 elsewhere.
+
+    Their edges are taken off `bridge` times, what is then still connected is one region, and it
+    grows back over the bright pixels around it: over all that hang together, or over those within
+    `reach` steps of what was left, which bounds the time that long thin strokes take.
+    """
+    labels = _spread(label(_erode(bright, bridge)), bright, reach)
+    is_large = torch.cat([torch.tensor([False]), sizes(labels) >= smallest])
+    return (is_large.cumsum(0) * is_large)[labels]
+
+
+def median_region(image: Float[Tensor, "h w"]) -> float | None:
+    """The median number of pixels of the bright regions; None of fewer than ten."""
+    top, left = (max(0, (side - SIDE) // 2) for side in image.shape)
+    image = image[top : top + SIDE, left : left + SIDE].detach().cpu().double()
+    bright = image > max(otsu(image), FAINTEST)
+    pixels = sizes(find_regions(bright, SMALLEST, reach=REACH))
+    return pixels.double().quantile(0.5).item() if len(pixels) >= LEAST else None
+
+
+def _erode(bright: Bool[Tensor, "h w"], times: int) -> Bool[Tensor, "h w"]:
+    """Without the pixels beside dark ones, so many times; the picture's border is no edge."""
+    from scipy import ndimage
+
+    if not times:
+        return bright
+    return torch.from_numpy(ndimage.binary_erosion(bright.numpy(), None, times, border_value=1))
+
+
+def _spread(
+    labels: Int64[Tensor, "h w"], bright: Bool[Tensor, "h w"], reach: int | None
+) -> Int64[Tensor, "h w"]:
+    """Labels spread over the bright pixels around them, step by step to the four neighbours; where
+    two meet the larger number wins."""
+    wide = F.pad(labels, (1, 1, 1, 1))
+    flat, width = wide.view(-1), wide.shape[1]
+    rest = F.pad(bright & (labels == 0), (1, 1, 1, 1)).view(-1).nonzero()[:, 0]
+    for _ in count() if reach is None else range(reach):
+        if not len(rest):
+            break
+        around = torch.stack([flat[rest + step] for step in (-width, -1, 1, width)]).amax(dim=0)
+        if not around.any():
+            break
+        flat[rest] = around
+        rest = rest[around == 0]
+    return wide[1:-1, 1:-1].contiguous()

@@ -1,0 +1,6 @@
+"""How an image becomes a measurement, and what the measurement leaves open."""
+
+from posterior_trees.measure.base import Measurement
+from posterior_trees.measure.kinds import Colorize, Denoise, Downsample, Free, Inpaint, Paired
+
+__all__ = ["Colorize", "Denoise", "Downsample", "Free", "Inpaint", "Measurement", "Paired"]
