@@ -193,7 +193,7 @@ def test_a_saved_tree_comes_back_bit_for_bit(tmp_path):
 def test_a_damaged_tree_file_is_refused(tmp_path):
     file = tmp_path / "tree.safetensors"
     file.write_bytes(b"not a tree")
-    with pytest.raises(ValueError, match="not a readable tree"):
+    with pytest.raises(ValueError, match="damaged or not a safetensors file"):
         Tree.load(file)
 
 

@@ -1,20 +1,31 @@
-"""Tensors and a few facts about them in one safetensors file, written atomically; never pickle."""
+"""Tensors and a few facts about them in one safetensors file, written atomically; never pickle.
+
+The header keeps a CRC-32 of the facts and of every tensor with its name, type and shape: otherwise
+flipped bits would be believed. Files from before there were checksums load without.
+"""
 
 import json
 import math
 import os
 import tempfile
+import zlib
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
 from posterior_trees.errors import StoreError
+from posterior_trees.schema import SchemaError, parse_json
 
-KEY = "posterior_trees"
+KEY, SUMS = "posterior_trees", "checksums"
+FACTS = ""
+"""The name of the facts' checksum among those of the tensors."""
 
 
 def write(file: str | PathLike[str], tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
@@ -25,7 +36,17 @@ def write(file: str | PathLike[str], tensors: dict[str, Tensor], facts: dict[str
     path = Path(file)
     # Copies, because safetensors refuses tensors that share memory, as tied weights do.
     flat = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
-    write_bytes(path, save(flat, metadata={KEY: json.dumps(facts)}))
+    text = json.dumps(facts)
+    sums = {name: checksum(name, tensor) for name, tensor in flat.items()}
+    sums[FACTS] = zlib.crc32(text.encode())
+    write_bytes(path, save(flat, metadata={KEY: text, SUMS: json.dumps(sums)}))
+
+
+def checksum(name: str, tensor: Tensor) -> int:
+    """CRC-32 of a tensor on the CPU and of what the header says about it."""
+    header = f"{name} {tensor.dtype} {tuple(tensor.shape)}"
+    values = tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
+    return zlib.crc32(values, zlib.crc32(header.encode()))
 
 
 def write_bytes(path: Path, content: bytes) -> None:
@@ -88,14 +109,35 @@ def _finite(content: Any) -> Any:
 
 def read(file: str | PathLike[str]) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The tensors (on the CPU) and the facts of a file."""
-    facts = read_facts(file)
-    with safe_open(file, framework="pt") as stored:
-        return {name: stored.get_tensor(name) for name in stored.keys()}, facts  # noqa: SIM118
+    path = Path(file)
+    with _opened(path) as stored:
+        facts, sums = _read_header(path, stored.metadata())
+        tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
+    if sums is not None:
+        wrong = [n for n, tensor in tensors.items() if sums.get(n) != checksum(n, tensor)]
+        if wrong := sorted({*wrong, *(sums.keys() - tensors.keys() - {FACTS})}):
+            raise _damaged(path, f"{wrong[0]!r} is not what was written", len(wrong) - 1)
+    return tensors, facts
 
 
 def read_facts(file: str | PathLike[str]) -> dict[str, Any]:
     """Only the facts, without loading any tensor."""
+    return read_shapes(file)[1]
+
+
+def read_shapes(
+    file: str | PathLike[str],
+) -> tuple[dict[str, tuple[int, ...]], dict[str, Any]]:
+    """The shapes of the tensors and the facts, without loading any tensor."""
     path = Path(file)
+    with _opened(path) as stored:
+        shapes = {n: tuple(stored.get_slice(n).get_shape()) for n in stored.keys()}  # noqa: SIM118
+        return shapes, _read_header(path, stored.metadata())[0]
+
+
+@contextmanager
+def _opened(path: Path) -> Generator[Any, None, None]:
+    """The open file; what goes wrong inside safetensors names it."""
     if not path.is_file():
         raise StoreError(f"there is no file {path}")
     try:
@@ -104,14 +146,34 @@ def read_facts(file: str | PathLike[str]) -> dict[str, Any]:
         except RuntimeError:  # a running training has just replaced the file: take the new one
             stored = safe_open(path, framework="pt")
         with stored:
-            text = (stored.metadata() or {}).get(KEY)
-    except (SafetensorError, OSError, RuntimeError) as error:
+            yield stored
+    except StoreError:
+        raise
+    except (SafetensorError, OSError, RuntimeError, ValueError, KeyError) as error:
         raise StoreError(
             f"{path} is damaged or not a safetensors file ({error}); copy or train it again"
         ) from error
-    if text is None:
+
+
+def _read_header(
+    path: Path, header: Mapping[str, str] | None
+) -> tuple[dict[str, Any], dict[str, int] | None]:
+    """The facts, and the checksums of a file that has them."""
+    if KEY not in (header := header or {}):
         raise StoreError(f"{path} is a safetensors file, but not one of posterior-trees")
-    return json.loads(text)
+    try:
+        facts = parse_json(header[KEY], dict[str, Any], "its facts")
+        sums = parse_json(header[SUMS], dict[str, int], "its checksums") if SUMS in header else None
+    except SchemaError as error:
+        raise _damaged(path, str(error)) from None
+    if sums is not None and sums.get(FACTS) != zlib.crc32(header[KEY].encode()):
+        raise _damaged(path, "its facts are not what was written")
+    return facts, sums
+
+
+def _damaged(path: Path, what: str, others: int = 0) -> StoreError:
+    more = f", nor are {others} more" if others else ""
+    return StoreError(f"{path} is damaged: {what}{more}; copy or train it again")
 
 
 def flatten(nested: dict[Any, Any], prefix: str = "") -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -138,5 +200,7 @@ def unflatten(tensors: dict[str, Tensor], facts: dict[str, Any]) -> dict[str, An
         place = nested
         for parent in parents:
             place = place.setdefault(parent, {})
+            if not isinstance(place, dict):
+                raise StoreError(f"the tensor {name!r} lies in {parent!r}, which is {place!r:.40}")
         place[last] = tensor
     return nested

@@ -9,21 +9,19 @@ A node may be *absent* (clustered samples leave some): its log-probability is $-
 copy of its parent's, and no path ever goes through it.
 """
 
-import json
 import math
 import operator
-import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from os import PathLike
 from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex
 
 import torch
 from jaxtyping import Float, Int
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
-from posterior_trees.errors import GuaranteeError, InputError
+from posterior_trees import store
+from posterior_trees.errors import GuaranteeError, InputError, StoreError
+from posterior_trees.schema import SchemaError, check
 
 if TYPE_CHECKING:
     from posterior_trees.guarantee.answers import Ball, Cut, Interval
@@ -235,35 +233,51 @@ class Tree:
 
     def save(self, file: str | PathLike[str]) -> None:
         """Write one safetensors file; `Tree.load` reads it back bit for bit."""
-        tensors = {f"images.{i}": t.contiguous() for i, t in enumerate(self.images)}
-        tensors |= {f"log_probs.{i}": t.contiguous() for i, t in enumerate(self.log_probs)}
-        meta = {"posterior_trees": json.dumps({"tree": SCHEMA, "branching": self.branching})}
-        try:
-            save_file(tensors, file, metadata=meta)
-        except SafetensorError as error:
-            raise InputError(f"could not write {file} ({error})") from error
-        os.chmod(file, 0o644)  # safetensors lets nobody else read it
+        tensors = {f"images.{i}": level for i, level in enumerate(self.images)}
+        tensors |= {f"log_probs.{i}": level for i, level in enumerate(self.log_probs)}
+        store.write(file, tensors, {"tree": SCHEMA, "branching": self.branching})
 
     @classmethod
     def load(cls, file: str | PathLike[str], device: str | torch.device = "cpu") -> "Tree":
+        """Read a file that `save` wrote; what cannot be a tree is refused, and so is NaN."""
+        tensors, facts = store.read(file)
+        if "tree" not in facts:
+            raise StoreError(f"{file} holds tensors but not a tree; was it saved by Tree.save?")
         try:
-            with safe_open(file, framework="pt", device=str(device)) as stored:
-                meta = json.loads((stored.metadata() or {}).get("posterior_trees", "{}"))
-                if "tree" not in meta:
-                    raise InputError(
-                        f"{file} holds tensors but not a tree; was it saved by Tree.save?"
-                    )
-                if meta["tree"] > SCHEMA:
-                    raise InputError(
-                        f"{file} has tree schema {meta['tree']}, this version reads up to "
-                        f"{SCHEMA}: upgrade posterior-trees"
-                    )
-                levels = range(len(meta["branching"]) + 1)
-                images = [stored.get_tensor(f"images.{i}") for i in levels]
-                log_probs = [stored.get_tensor(f"log_probs.{i}") for i in levels]
-        except SafetensorError as error:
-            raise InputError(f"{file} is not a readable tree file ({error})") from error
-        return cls(images, log_probs, meta["branching"])
+            check(facts, {"tree": int, "branching": list[int]}, "its facts", ("branching",))
+            if facts["tree"] > SCHEMA:
+                raise SchemaError(
+                    f"its tree schema is {facts['tree']}, this version reads up to {SCHEMA}: "
+                    "upgrade posterior-trees"
+                )
+            check_levels(tensors, facts["branching"])
+            levels = range(len(facts["branching"]) + 1)
+            images = [tensors[f"images.{i}"] for i in levels]
+            log_probs = [tensors[f"log_probs.{i}"] for i in levels]
+            return cls(images, log_probs, layout(facts["branching"])).to(device)
+        except ValueError as error:
+            raise StoreError(f"{file} is not a readable tree file: {error}") from error
+
+
+def check_levels(tensors: Mapping[str, Tensor], branching: Sequence[int]) -> None:
+    """Refuse stored levels that no tree of this branching has: others, or of other numbers."""
+    names = [f"{part}.{i}" for part in ("images", "log_probs") for i in range(len(branching) + 1)]
+    if sorted(names) != sorted(tensors):
+        raise SchemaError(
+            f"it has {len(tensors)} tensors; with branching {len(branching)} levels deep they are "
+            f"{', '.join(names[:4])}, …"
+        )
+    first = tensors["images.0"]
+    for name, level in tensors.items():
+        is_image = name.startswith("images")
+        want = (first.shape[0], *first.shape[2:]) if first.ndim > 1 else ()
+        have = (level.shape[0], *level.shape[2:]) if level.ndim > 1 else ()
+        if not (level.is_floating_point() and have and have == want[: None if is_image else 1]):
+            raise SchemaError(f"{name} is {level.dtype} {tuple(level.shape)}, unlike images.0")
+        bad = level.isnan() | level.isposinf() | (level.isneginf() if is_image else level > 1e-3)
+        if count := int(bad.sum()):
+            limits = "finite" if is_image else "log-probabilities"
+            raise SchemaError(f"{count} of {level.numel()} numbers of {name} are not {limits}")
 
 
 def level_sizes(branching: Sequence[int]) -> list[int]:

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import torch
+
 from posterior_trees.data.registry import terms_of
 from posterior_trees.errors import InputError, RecipeError
 from posterior_trees.measure import (
@@ -67,6 +69,13 @@ def build_predictor(recipe: Recipe, about: dict | None = None) -> TreePredictor:
         name=recipe.task,
         about={**(about or {}), **terms(recipe)},
     )
+
+
+def outline(recipe: Recipe) -> UNet | ResidualUNet:
+    """The recipe's network on the meta device, where it has shapes and takes no memory."""
+    channels = build_measurement(recipe).channels(recipe.data.channels)
+    with torch.device("meta"):
+        return build_network(recipe, channels)
 
 
 def build_network(recipe: Recipe, in_channels: int) -> UNet | ResidualUNet:

@@ -4,6 +4,7 @@ import datetime
 import os
 import platform
 import subprocess
+from collections.abc import Mapping
 from importlib import resources
 from os import PathLike
 from pathlib import Path
@@ -13,11 +14,14 @@ import torch
 
 from posterior_trees import store
 from posterior_trees.errors import ModelError
-from posterior_trees.models.build import build_predictor, check_own, terms
+from posterior_trees.models.build import build_predictor, check_own, outline, terms
 from posterior_trees.predictor import TreePredictor
 from posterior_trees.recipe import Recipe, parse_resolved, write_recipe
+from posterior_trees.schema import SchemaError, check
 
 SCHEMA = 1
+Shapes = Mapping[str, tuple[int, ...]]
+FORM = {"model": int, "recipe": str, "about": dict}
 SHIPPED = ("digits", "cells")
 """Models inside the package, for `load`."""
 
@@ -55,15 +59,17 @@ def load(
     ((3, 3), 1)
     """
     file = find_model(name_or_path)
-    facts = _read_facts(file)
-    weights, _ = store.read(file)
+    shapes, facts = _read_header(file)
     recipe = parse_resolved(facts["recipe"], str(file))
     if predictor is None:
+        check_layout(outline(recipe), shapes, str(file))
         predictor = build_predictor(recipe)
     else:
         check_own(predictor, recipe)
+        check_layout(predictor.network, shapes, str(file))
+    weights = read_weights(file)
     predictor.about = {**facts["about"], **terms(recipe)}
-    load_weights(predictor.network, weights, origin=str(file))
+    predictor.network.load_state_dict(weights)
     predictor.to(device=device or best_device(), dtype=dtype)
     return predictor.eval().requires_grad_(False)
 
@@ -71,8 +77,8 @@ def load(
 def start_from(predictor: TreePredictor, name_or_path: str | PathLike[str]) -> None:
     """Give a predictor that is to be trained the weights of a model of the same layout."""
     file = find_model(name_or_path)
-    weights, _ = store.read(file)
-    if difference := find_difference(predictor.network, weights):
+    weights = read_weights(file)
+    if difference := find_difference(predictor.network, shapes_of(weights)):
         raise ModelError(
             f"training cannot begin with the weights of {name_or_path}: {difference}. Give the "
             "recipe the model's [tree], [network] and channels"
@@ -99,24 +105,44 @@ def export_model(
 def load_recipe(name_or_path: str | PathLike[str]) -> Recipe:
     """The recipe a model was trained with."""
     file = find_model(name_or_path)
-    return parse_resolved(_read_facts(file)["recipe"], str(file))
+    return parse_resolved(_read_header(file)[1]["recipe"], str(file))
 
 
-def _read_facts(file: Path) -> dict[str, Any]:
+def _read_header(file: Path) -> tuple[Shapes, dict[str, Any]]:
+    """The shapes of the weights and the facts, of the right types."""
     try:
-        facts = store.read_facts(file)
+        shapes, facts = store.read_shapes(file)
     except store.StoreError as error:
         raise ModelError(str(error)) from error
     if "model" not in facts:
         raise ModelError(
             f"{file} holds a run's state or a tree, not a model; a run's model is best.safetensors"
         )
+    try:
+        check(facts, FORM, "its facts", required=tuple(FORM))
+    except SchemaError as error:
+        raise ModelError(f"{file} is damaged: {error}; copy or train it again") from error
     if facts["model"] > SCHEMA:
         raise ModelError(
             f"{file} has model schema {facts['model']}, this version reads up to {SCHEMA}: "
             "upgrade posterior-trees"
         )
-    return facts
+    return shapes, facts
+
+
+def read_weights(file: Path) -> dict[str, torch.Tensor]:
+    """The weights of a model's file, all of them finite numbers."""
+    try:
+        weights, _ = store.read(file)
+    except store.StoreError as error:
+        raise ModelError(str(error)) from error
+    bad = [name for name, values in weights.items() if not bool(values.isfinite().all())]
+    if bad:
+        raise ModelError(
+            f"{file} has NaN or infinite weights in {len(bad)} tensors, first {bad[0]!r}: its "
+            "training diverged, or the file is damaged. Copy or train it again"
+        )
+    return weights
 
 
 def find_model(name_or_path: str | PathLike[str]) -> Path:
@@ -149,22 +175,30 @@ def find_model(name_or_path: str | PathLike[str]) -> Path:
 
 def load_weights(network: torch.nn.Module, weights: dict, origin: str) -> None:
     """Copy weights into a network of the same layout, or say what differs."""
-    if difference := find_difference(network, weights):
+    check_layout(network, shapes_of(weights), origin)
+    network.load_state_dict(weights)
+
+
+def check_layout(network: torch.nn.Module, shapes: Shapes, origin: str) -> None:
+    """Refuse weights of other shapes than the network's, before anything is built or read."""
+    if difference := find_difference(network, shapes):
         raise ModelError(
             f"{origin} has another layout than its recipe: {difference}. "
             "Trained with a predictor of your own? Give it: load(…, predictor=mine), or "
             "--predictor MODULE:FUNCTION on the command line"
         )
-    network.load_state_dict(weights)
 
 
-def find_difference(network: torch.nn.Module, weights: dict) -> str:
-    """In what the layout of `weights` differs from the network's, or nothing."""
-    have = {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
-    given = {name: tuple(tensor.shape) for name, tensor in weights.items()}
+def shapes_of(weights: Mapping[str, torch.Tensor]) -> Shapes:
+    return {name: tuple(tensor.shape) for name, tensor in weights.items()}
+
+
+def find_difference(network: torch.nn.Module, given: Shapes) -> str:
+    """In what the layout of weights of these shapes differs from the network's, or nothing."""
+    have = shapes_of(network.state_dict())
     if have == given:
         return ""
-    names = [n for n in sorted(have | given) if have.get(n) != given.get(n)]
+    names = [n for n in sorted({*have, *given}) if have.get(n) != given.get(n)]
     first = names[0]
     return (
         f"{len(names)} weights differ, first {first!r} is {given.get(first, 'missing')}, "

@@ -257,5 +257,5 @@ def norm_groups(width: int, decoders: int) -> int:
     number of leaves, so that a tree and its plain MSE counterpart differ in nothing else.
     """
     share = width // decoders
-    fits = [d for d in range(1, share + 1) if share % d == 0 and decoders * d <= 9]
+    fits = [d for d in range(1, 9 // decoders + 1) if share % d == 0]
     return decoders * max(fits, default=1)

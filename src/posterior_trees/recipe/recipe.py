@@ -9,6 +9,7 @@ the run and inside the checkpoint.
 import dataclasses
 import difflib
 import json
+import math
 import tomllib
 from dataclasses import dataclass, field
 from os import PathLike
@@ -17,8 +18,12 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from posterior_trees.errors import RecipeError
 from posterior_trees.recipe.sections import (
+    ABOVE_ZERO,
     AT_LEAST,
+    AT_MOST,
     CHOICES,
+    MOST_ENTRIES,
+    MOST_LEAVES,
     BalancerSpec,
     DataSpec,
     LossSpec,
@@ -137,6 +142,9 @@ def check(recipe: Recipe) -> None:
     for key, low in AT_LEAST.items():
         if not _get(recipe, key) >= low:
             raise RecipeError(f"{key} is {_get(recipe, key)}; it must be at least {low}")
+    for key in ABOVE_ZERO:
+        if not _get(recipe, key) > 0:
+            raise RecipeError(f"{key} is {_get(recipe, key)}; it must be above 0")
     if len(recipe.data.size) not in (0, 2):
         size = list(recipe.data.size)
         raise RecipeError(f"data.size is {size}; write [height, width], or [] for as stored")
@@ -147,6 +155,33 @@ def check(recipe: Recipe) -> None:
     if recipe.loss.epsilon_floor > 1:
         raise RecipeError(f"loss.epsilon_floor is {recipe.loss.epsilon_floor}; it is at most 1")
     _check_together(recipe)
+    _check_numbers(recipe)
+
+
+def _check_numbers(recipe: Recipe) -> None:
+    """Refuse NaN and infinities, and what is too large to be built or to end."""
+    if not -(2**63) <= recipe.seed < 2**63:
+        raise RecipeError(f"seed is {recipe.seed}; it must fit into 64 bits")
+    for section in dataclasses.fields(recipe):
+        value = getattr(recipe, section.name)
+        for entry in dataclasses.fields(value) if dataclasses.is_dataclass(value) else ():
+            key, found = f"{section.name}.{entry.name}", getattr(value, entry.name)
+            entries = found if isinstance(found, tuple) else (found,)
+            if len(entries) > MOST_ENTRIES:
+                raise RecipeError(f"{key} has {len(entries)} entries; it may have {MOST_ENTRIES}")
+            for number in entries:
+                if isinstance(number, float) and not math.isfinite(number):
+                    raise RecipeError(f"{key} is {number}; it must be a finite number")
+                if key in AT_MOST and number > AT_MOST[key]:
+                    raise RecipeError(f"{key} is {number}; it must be at most {AT_MOST[key]}")
+                if isinstance(number, int) and not -(2**63) <= number < 2**63:
+                    raise RecipeError(f"{key} is {number}; it must fit into 64 bits")
+    leaves = recipe.tree.branching**recipe.tree.depth
+    if leaves > MOST_LEAVES:
+        raise RecipeError(
+            f"tree.branching is {recipe.tree.branching} and tree.depth {recipe.tree.depth}: "
+            f"{leaves} leaves, at most {MOST_LEAVES} are built"
+        )
 
 
 def _check_focus(focus: tuple[float, ...]) -> None:

@@ -168,5 +168,41 @@ AT_LEAST = {
     "loss.conscience": 0.0,
     "data.patch": 0,
     "data.repeat": 1,
+    "data.input_channels": 1,
+    "network.dropout": 0.0,
+    "network.head_dropout": 0.0,
+    "optimizer.weight_decay": 0.0,
+    "optimizer.min_lr": 0.0,
+    "optimizer.warmup_steps": 0,
+    "measurement.factor": 2,
 }
 """Keys that have a least value."""
+
+ABOVE_ZERO = ("optimizer.lr", "optimizer.head_lr", "measurement.sigma")
+"""With 0 nothing would be learned, or measured."""
+
+AT_MOST = {
+    "data.size": 8192,
+    "data.patch": 8192,
+    "data.repeat": 1_000_000,
+    "data.input_channels": 1024,
+    "measurement.of": 8192,
+    "measurement.factor": 1024,
+    "tree.branching": 4096,
+    "tree.depth": 12,
+    "network.c_init": 4096,
+    "network.width": 65_536,
+    "network.steps": 12,
+    "network.doublings": 12,
+    "network.multipliers": 64,
+    "network.blocks": 64,
+    "network.dropout": 0.99,
+    "network.head_dropout": 0.99,
+    "training.batch_size": 1_000_000,
+    "training.evaluation_batch": 1_000_000,
+    "training.epochs": 1_000_000,
+}
+"""Keys, and entries of keys, that have a largest value: nothing fits into memory, or ends, long
+before. A recipe may come with somebody else's model."""
+MOST_LEAVES, MOST_ENTRIES = 4096, 16
+"""Leaves of a tree, and entries of a list."""

@@ -8,15 +8,20 @@ RUN/trees/*.png          trees of a few fixed images
 """
 
 import json
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import asdict
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from posterior_trees import store
 from posterior_trees.data import ImageSet, fingerprint
 from posterior_trees.errors import RunError
 from posterior_trees.recipe import Recipe, parse_resolved, write_recipe
+from posterior_trees.schema import SchemaError, check
 
 FREE_TO_CHANGE = {
     "training.save_seconds",
@@ -27,6 +32,16 @@ FREE_TO_CHANGE = {
     "training.calibrate",
 }
 """Recipe keys that do not change what a run trains: a finished one can still be calibrated."""
+
+STATE = {
+    "step": int,
+    "seconds": float,
+    "best": float | None,
+    "images": {"count": int, "names": str},
+    "network": dict[str, Tensor],
+    "average": dict[str, Tensor],
+}
+"""What every state has, as far as it is known without a network."""
 
 
 class Run:
@@ -59,7 +74,30 @@ class Run:
         tensors, facts = store.read(self.state_file)
         if "state" not in facts:
             raise RunError(f"{self.state_file} is not the state of a run")
-        return store.unflatten(tensors, facts["state"])
+        try:
+            check(facts, {"state": dict}, "its facts")
+            state = store.unflatten(tensors, facts["state"])
+            return check(state, STATE, "the state", required=("step", "seconds", "network"))
+        except ValueError as error:
+            raise self._damaged(error) from error
+
+    @contextmanager
+    def taking_over(
+        self, state: dict[str, Any], fresh: dict[str, Any]
+    ) -> Generator[None, None, None]:
+        """Load a state that must be like a fresh one; what does not fit names the file."""
+        try:
+            check_like(state, fresh, "the state")
+            yield
+        except (ValueError, TypeError, LookupError, RuntimeError, AttributeError) as error:
+            raise self._damaged(error) from error
+
+    def _damaged(self, error: Exception) -> RunError:
+        why = f"it lacks {error}" if isinstance(error, KeyError) else error
+        return RunError(
+            f"{self.state_file} cannot be continued: {why}. Begin anew with another --out, or with "
+            f"--from {self.folder}, which takes its best weights"
+        )
 
     def check_images(self, state: dict[str, Any], train: ImageSet) -> None:
         """Refuse to go on with other training images than the state's (`describe_images`)."""
@@ -94,6 +132,20 @@ class Run:
                 "to continue it, or another --out folder for a new run, which `ptrees train … "
                 f"--from {self.folder}` begins with these weights"
             )
+
+
+def check_like(value: Any, fresh: Any, where: str) -> None:
+    """Refuse a state whose parts are not of the kind and the shape of a fresh one's. What is new
+    since, or came with the steps, is not compared."""
+    if isinstance(fresh, dict):
+        for key in check(value, dict, where).keys() & fresh.keys():
+            check_like(value[key], fresh[key], f"{where}.{key}")
+    elif isinstance(fresh, Tensor):
+        if check(value, Tensor, where).shape != fresh.shape:
+            shapes = tuple(value.shape), tuple(fresh.shape)
+            raise SchemaError(f"{where} has the shape {shapes[0]}; it must be {shapes[1]}")
+    else:
+        check(value, float | None if fresh is None else type(fresh), where)
 
 
 def describe_images(train: ImageSet) -> dict[str, Any]:

@@ -19,7 +19,13 @@ from posterior_trees.data.facts import describe_training
 from posterior_trees.errors import RunError
 from posterior_trees.evaluation.score import validate
 from posterior_trees.models.build import build_predictor, check_own
-from posterior_trees.models.checkpoint import find_difference, provenance, save_model, start_from
+from posterior_trees.models.checkpoint import (
+    find_difference,
+    provenance,
+    save_model,
+    shapes_of,
+    start_from,
+)
 from posterior_trees.predictor import TreePredictor
 from posterior_trees.recipe import Recipe
 from posterior_trees.seeding import seed_device
@@ -196,18 +202,19 @@ class Trainer:
     def save(self) -> None:
         """Write everything needed to continue, unless it is broken."""
         self._refuse_nan()
-        self.run.save(
-            {
-                "step": self.step,
-                "seconds": self.seconds,
-                "images": describe_images(self.train),
-                "best": self.best if math.isfinite(self.best) else None,
-                **self.learner.state_dict(),
-                "balancer": self.balancer.state_dict(),
-                "health": self.health.state_dict(),
-            }
-        )
+        self.run.save(self.state_dict())
         self.saved_at = time.monotonic()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "step": self.step,
+            "seconds": self.seconds,
+            "images": describe_images(self.train),
+            "best": self.best if math.isfinite(self.best) else None,
+            **self.learner.state_dict(),
+            "balancer": self.balancer.state_dict(),
+            "health": self.health.state_dict(),
+        }
 
     def resume(self) -> None:
         """Continue where the last save was, if there is one."""
@@ -216,16 +223,17 @@ class Trainer:
             self.run.rewind(0)
             return
         self.run.check_images(state, self.train)
-        if difference := find_difference(self.learner.network, state["network"]):
+        if difference := find_difference(self.learner.network, shapes_of(state["network"])):
             raise RunError(
                 f"{self.run.folder} was begun with another network: {difference}. Continue it with "
                 "the same predictor, or begin a new run with another --out"
             )
-        self.step, self.seconds = state["step"], state["seconds"]
-        self.best = math.inf if state["best"] is None else state["best"]
-        self.learner.load_state_dict(state)
-        self.balancer.load_state_dict(state["balancer"])
-        self.health.load_state_dict(state["health"])
+        with self.run.taking_over(state, self.state_dict()):
+            self.step, self.seconds = state["step"], state["seconds"]
+            self.best = math.inf if state["best"] is None else state["best"]
+            self.learner.load_state_dict(state)
+            self.balancer.load_state_dict(state["balancer"])
+            self.health.load_state_dict(state["health"])
         self.run.rewind(self.step)
 
     def calibrate(self) -> None:
