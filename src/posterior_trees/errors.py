@@ -6,7 +6,14 @@ is a bug: it shows its traceback.
 
 
 class PosteriorTreesError(Exception):
-    """A deliberate refusal."""
+    """A deliberate refusal.
+
+    >>> try:
+    ...     load("no such model")
+    ... except PosteriorTreesError as error:
+    ...     print(type(error).__name__)
+    ModelError
+    """
 
 
 class InputError(PosteriorTreesError, ValueError):

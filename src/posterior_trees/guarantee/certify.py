@@ -46,14 +46,24 @@ def calibrate(
     bank: int = 0,
     watch: Callable[[Any], Iterable[Any]] = iter,
 ) -> Guarantee:
-    """The guarantee of a predictor, from `images` that it was not trained or chosen on; the
+    """The guarantee of a `predictor`, from `images` that it was not trained or chosen on; the
     predictor is unchanged, `predictor.guarantee = …` gives its trees the promises.
 
     `groups` says what is drawn and held out as a whole: "file" (windows of one image; what None
     means), "well", "image" (each on its own) or a name for each image. `measures` are functions
     of one image by name, or names (see `measures.py`), `box` is the size of the boxes that may be
     chosen after looking. Images `fit` may fit the scales; without them a third of `images` does,
-    which then gives no scores. `bank` keeps so many images for functions nobody foresaw.
+    which then gives no scores. `bank` keeps so many images for functions nobody foresaw, answers
+    are cut into at most so many `nodes`, `seed` draws the measurements, `batch_size` images are
+    predicted at once and `watch` sees how far it is.
+
+    >>> from posterior_trees.data import ImageSet
+    >>> predictor = wrap(torch.nn.Conv2d(1, 4, 3, padding=1), features=4, channels=1, depth=1,
+    ...     measurement=Denoise(0.5))
+    >>> images = ImageSet(torch.randint(256, (40, 1, 8, 8), dtype=torch.uint8))
+    >>> predictor.guarantee = calibrate(predictor, images, groups="image")
+    >>> predictor(images.batch([0])[0]).guarantee is not None
+    True
     """
     _check_unseen(predictor, images)
     labels = labels_of(images.names, groups)

@@ -21,7 +21,14 @@ from posterior_trees.errors import InputError
 
 
 class Measurement(nn.Module):
-    """Base of all measurements: an identity that leaves everything open."""
+    """Base of all measurements: an identity that leaves everything open.
+
+    >>> class Mirror(Measurement):  # one of your own
+    ...     def forward(self, x, generator=None):
+    ...         return x.flip(-1)
+    >>> Mirror()(torch.tensor([[[1.0, 2.0]]]))
+    tensor([[[2., 1.]]])
+    """
 
     is_random = False
     """Whether it adds noise."""

@@ -13,7 +13,12 @@ FLAT = 0.02
 
 
 class Inpaint(Measurement):
-    """Hides the pixels of `hole` (True = hidden) and shows `fill` in their place."""
+    """Hides the pixels of `hole` (True = hidden) and shows `fill` in their place.
+
+    >>> measure = Inpaint(torch.tensor([[False, True]]))
+    >>> measure(torch.ones(1, 1, 2))
+    tensor([[[1.0000, 0.5000]]])
+    """
 
     is_picture_clean = True
     action = "hide the hole"
@@ -79,7 +84,11 @@ class Inpaint(Measurement):
 
 
 class Colorize(Measurement):
-    """Drops the colour: `y` is the plain mean of the channels (not luma), one channel."""
+    """Drops the colour: `y` is the plain mean of the channels (not luma), one channel.
+
+    >>> Colorize()(torch.rand(2, 3, 8, 8)).shape
+    torch.Size([2, 1, 8, 8])
+    """
 
     is_picture_clean = True
     gain = 1 / 3
@@ -115,7 +124,12 @@ class Colorize(Measurement):
 
 
 class Denoise(Measurement):
-    """Adds white Gaussian noise of standard deviation `sigma`; nothing is known for sure."""
+    """Adds white Gaussian noise of standard deviation `sigma`; nothing is known for sure.
+
+    >>> y = Denoise(sigma=0.1)(torch.zeros(1, 1, 100, 100), torch.Generator().manual_seed(0))
+    >>> round(y.std().item(), 2)
+    0.1
+    """
 
     is_random = True
     is_exact = False
@@ -134,7 +148,11 @@ class Denoise(Measurement):
 
 
 class Downsample(Measurement):
-    """Averages blocks of `factor × factor` pixels."""
+    """Averages blocks of `factor` × `factor` pixels.
+
+    >>> Downsample(factor=2)(torch.rand(1, 3, 8, 8)).shape
+    torch.Size([1, 3, 4, 4])
+    """
 
     action = "shrink it"
 
@@ -174,7 +192,11 @@ class Paired(Measurement):
     """`y` comes with the data: another channel, an edge map, another modality.
 
     The network predicts the residual from the input where the channels allow it (equal numbers, or
-    one channel that is copied); `is_residual=False` predicts the image itself.
+    one channel that is copied); `is_residual=False` predicts the image itself. `channels` are those
+    of x, `input_channels` those of y.
+
+    >>> Paired(channels=3, input_channels=1).naive(torch.rand(1, 1, 8, 8)).shape
+    torch.Size([1, 3, 8, 8])
     """
 
     is_exact = False

@@ -44,6 +44,16 @@ class UNet(nn.Module):
     With disjoint decoders each leaf owns an equal share of every decoder map: convolutions are
     grouped by leaf, the encoder's skip maps are dealt out evenly among the leaves, and no
     normalisation group spans two leaves, so that no weight of one decoder acts on another's leaf.
+    `is_disjoint=False` is one decoder for all leaves.
+
+    `in_channels` are those of the measurement, `channels` those of an answer; `head_layers`,
+    `head_norm`, `head_dropout` and `is_head_detached` are of the probability head, `dropout` of the
+    two deepest levels.
+
+    >>> network = UNet(1, 1, num_leaves=4, width=8, steps=2)
+    >>> images, log_probs = network(torch.rand(2, 1, 28, 28))
+    >>> images.shape, log_probs.shape
+    (torch.Size([2, 4, 1, 28, 28]), torch.Size([2, 4]))
     """
 
     multiple = 2**STEPS
