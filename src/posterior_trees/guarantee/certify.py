@@ -59,7 +59,7 @@ def calibrate(
 
     >>> from posterior_trees.data import ImageSet
     >>> predictor = wrap(torch.nn.Conv2d(1, 4, 3, padding=1), features=4, channels=1, depth=1,
-    ...     measurement=Denoise(0.5))
+    ...     measurement=Denoise(0.5)).eval()
     >>> images = ImageSet(torch.randint(256, (40, 1, 8, 8), dtype=torch.uint8))
     >>> predictor.guarantee = calibrate(predictor, images, groups="image")
     >>> predictor(images.batch([0])[0]).guarantee is not None
