@@ -15,7 +15,6 @@ does the work. Every refusal, also of an unknown path, is `{"error": "…"}`.
 """
 
 import asyncio
-import asyncio
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import asynccontextmanager
