@@ -14,7 +14,7 @@ import posterior_trees
 
 LIBRARY, REPRODUCTION = "posterior_trees", "posterior_trees_paper"
 ROOMS = {
-    "base": "errors schema store seeding progress assets",
+    "base": "errors lock schema store seeding progress assets",
     "method": "tree clustering loss metrics measure networks predictor balance baselines toys",
     "imaging": "imaging",
     "page": "figure explore",
@@ -43,7 +43,7 @@ ALLOWED = {
 }
 """Conveniences that import to the right, inside a function."""
 RUNTIME = {"torch", "numpy", "scipy", "PIL", "safetensors", "sklearn", "matplotlib", "rich",
-           "jaxtyping", "lightning_fabric"}  # fmt: skip
+           "jaxtyping", "lightning_fabric", "filelock"}  # fmt: skip
 """Third-party modules that may be imported at the top of a file."""
 HOMES = {
     LIBRARY: Path(posterior_trees.__file__).parent,

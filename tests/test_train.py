@@ -1398,7 +1398,7 @@ def test_a_run_killed_with_sigkill_ends_in_the_same_weights(tmp_path, recipe, bl
     assert_same_run(tmp_path / "parts", tmp_path / "whole")
     assert len(log_of(tmp_path / "parts")) == 10
     assert {p.name for p in (tmp_path / "parts").iterdir()} == {
-        "recipe.toml", "state.safetensors", "best.safetensors", "log.jsonl", "trees"
+        ".lock", "recipe.toml", "state.safetensors", "best.safetensors", "log.jsonl", "trees"
     }  # fmt: skip
 
 

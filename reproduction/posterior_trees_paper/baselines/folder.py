@@ -13,6 +13,7 @@ Which images? `choose_images` decides for it and for `ptrees compare`, whose `--
 (`docs/compare.md`); a comparison whose folder lacks some begins with a message that says so.
 """
 
+import io
 from collections import Counter
 from collections.abc import Sequence
 from os import PathLike
@@ -25,6 +26,7 @@ from torch import Tensor
 
 from posterior_trees.errors import DataError, InputError
 from posterior_trees.imaging.decode import decode
+from posterior_trees.store import write_bytes
 
 PICTURES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp", ".webp")
 
@@ -60,7 +62,9 @@ def write_samples(
     folder.mkdir(parents=True, exist_ok=True)
     pixels = samples.clamp(0, 1).mul(255).round().byte().permute(0, 1, 3, 4, 2).cpu().numpy()
     for number, mine in zip(numbers.tolist(), pixels, strict=True):
-        np.save(folder / f"{number:05d}.npy", mine, allow_pickle=False)
+        content = io.BytesIO()
+        np.save(content, mine, allow_pickle=False)
+        write_bytes(folder / f"{number:05d}.npy", content.getvalue())
 
 
 def choose_images(total: int, count: int, seed: int = 0) -> Int[Tensor, "{count}"]:

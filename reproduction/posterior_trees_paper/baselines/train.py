@@ -14,6 +14,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from os import PathLike
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,12 +25,13 @@ from posterior_trees.data.augment import augment
 from posterior_trees.data.facts import name_images
 from posterior_trees.errors import RunError
 from posterior_trees.fast.graph import Capture
+from posterior_trees.lock import hold
 from posterior_trees.models.checkpoint import best_device, provenance
 from posterior_trees.recipe import Recipe
 from posterior_trees.seeding import seed_device, step_generator
 from posterior_trees.training.optimize import Average, Schedule, load_slots
 from posterior_trees.training.order import Order
-from posterior_trees.training.run import Run, describe_images
+from posterior_trees.training.run import Run, check_folder, describe_images
 from posterior_trees_paper.baselines.sampling import Baseline, make_learner, save_baseline
 from posterior_trees_paper.baselines.spec import BaselineSpec, spec_to_facts
 from posterior_trees_paper.baselines.weights import average_share, set_rate
@@ -55,20 +57,22 @@ def fit_baseline(
     weights in bfloat16: the best on held-out images, or the last where none are held out.
     """
     deadline = time.monotonic() + 60 * minutes
-    torch.manual_seed(recipe.seed)
-    baseline = Baseline.fresh(recipe, spec).to(torch.device(device or best_device()))
-    train, held_out = images or load_images(recipe.data, data)
-    loop = Loop(baseline, train, held_out, Run(run_dir, recipe), report)
-    loop.resume()
-    steps: Iterator[int] = iter(range(loop.step, loop.total_steps))
-    for step in watch(steps, loop.step, loop.total_steps) if watch else steps:
-        if loop.is_stale:
-            break
-        loop.advance(step)
-        if time.monotonic() > deadline:
-            break
-    loop.finish()
-    return baseline
+    check_folder(Path(run_dir), recipe)  # before all that takes time
+    with hold(run_dir):
+        torch.manual_seed(recipe.seed)
+        baseline = Baseline.fresh(recipe, spec).to(torch.device(device or best_device()))
+        train, held_out = images or load_images(recipe.data, data)
+        loop = Loop(baseline, train, held_out, Run(run_dir, recipe), report)
+        loop.resume()
+        steps: Iterator[int] = iter(range(loop.step, loop.total_steps))
+        for step in watch(steps, loop.step, loop.total_steps) if watch else steps:
+            if loop.is_stale:
+                break
+            loop.advance(step)
+            if time.monotonic() > deadline:
+                break
+        loop.finish()
+        return baseline
 
 
 class Loop:

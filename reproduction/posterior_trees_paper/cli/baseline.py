@@ -29,7 +29,7 @@ def add(commands: Any) -> None:
     add_device(train)
     train.add_argument("--minutes", type=float, default=float("inf"),
                        help="stop after so long; the same command continues")  # fmt: skip
-    train.set_defaults(run=run_train)
+    train.set_defaults(run=run_train, fills=("out",))
 
     sample = actions.add_parser("sample", help="write samples of test images, for any use")
     sample.add_argument("model", metavar="RUN", help="a baseline's run folder or file")
@@ -43,7 +43,7 @@ def add(commands: Any) -> None:
     sample.add_argument("--seed", type=int, default=0, help="of images and samples [0]")
     add_device(sample)
     sample.add_argument("--out", type=Path, required=True, help="folder of .npy files")
-    sample.set_defaults(run=run_sample)
+    sample.set_defaults(run=run_sample, fills=("out",))
     add_checks(actions)
 
 

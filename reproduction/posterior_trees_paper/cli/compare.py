@@ -54,7 +54,7 @@ def add(commands: Any) -> None:
     goal.add_argument("--inputs", type=Path, metavar="DIR",
                       help="compare nothing: write images and measurements here, for a sampler of "
                       "your own")  # fmt: skip
-    parser.set_defaults(run=run_compare)
+    parser.set_defaults(run=run_compare, fills=("out", "inputs"))
 
 
 def run_compare(arguments: argparse.Namespace) -> None:

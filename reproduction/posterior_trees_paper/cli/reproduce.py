@@ -26,7 +26,7 @@ def add(commands: Any) -> None:
     parser.add_argument("--only", metavar="RUN", help="train this run in this process; no report")
     add_changes(parser, "change a key of all runs")
     add_device(parser)
-    parser.set_defaults(run=run_reproduce)
+    parser.set_defaults(run=run_reproduce, fills=("out",))
 
 
 def run_reproduce(arguments: argparse.Namespace) -> None:
@@ -53,6 +53,7 @@ def run_reproduce(arguments: argparse.Namespace) -> None:
 
 
 def _run_all(arguments: argparse.Namespace, plan: Any, data: Path, out: Path) -> None:
+    from posterior_trees.lock import hold
     from posterior_trees_paper.studies.classifier import load_reader
     from posterior_trees_paper.studies.execute import run_all
     from posterior_trees_paper.studies.report import check_reader, write_report
@@ -61,15 +62,16 @@ def _run_all(arguments: argparse.Namespace, plan: Any, data: Path, out: Path) ->
     check_reader(plan, reader)
     options = ["--data", str(data), *(["--device", arguments.device] if arguments.device else [])]
     options += [word for change in arguments.changes for word in ("--set", change)]
-    left = run_all(
-        arguments.study,
-        plan,
-        arguments.runs,
-        options,
-        side_by_side=arguments.jobs,
-        minutes=arguments.minutes,
-        say=_say,
-    )
+    with hold(arguments.runs / plan.name):
+        left = run_all(
+            arguments.study,
+            plan,
+            arguments.runs,
+            options,
+            side_by_side=arguments.jobs,
+            minutes=arguments.minutes,
+            say=_say,
+        )
     if len(left) < len(plan.jobs):
         write_report(plan, arguments.runs, out, data, reader=reader, say=_say)
         print((out / "table.md").read_text(encoding="utf-8"), end="")

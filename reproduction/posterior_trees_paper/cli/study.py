@@ -25,7 +25,7 @@ def add(commands: Any) -> None:
     study.add_argument("--table", action="store_true", help="train nothing: write the table of "
                        "--against from what is in --out and its folders")  # fmt: skip
     add_device(study)
-    study.set_defaults(run=run_study)
+    study.set_defaults(run=run_study, fills=("out",))
 
 
 def run_study(arguments: argparse.Namespace) -> None:

@@ -13,7 +13,7 @@ def add(commands: Any) -> None:
     toy.add_argument("--probability", choices=("cross_entropy", "paper"), default="cross_entropy",
                      help="how probabilities are learned [cross_entropy]")  # fmt: skip
     toy.add_argument("--seeds", type=count, default=3, help="so many networks are trained [3]")
-    toy.set_defaults(run=run)
+    toy.set_defaults(run=run, fills=("out",))
 
 
 def run(arguments: argparse.Namespace) -> None:

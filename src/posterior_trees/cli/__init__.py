@@ -7,6 +7,7 @@ import argparse
 import os
 import sys
 import traceback
+from contextlib import AbstractContextManager, nullcontext
 from importlib import import_module
 from importlib.util import find_spec
 
@@ -38,7 +39,8 @@ def main(argv: list[str] | None = None) -> None:
         arguments = make_parser().parse_args(argv)
         try:
             check_hardware(arguments)
-            arguments.run(arguments)
+            with held(arguments):
+                arguments.run(arguments)
         except Exception as error:
             if os.environ.get("PTREES_DEBUG"):
                 raise
@@ -50,6 +52,18 @@ def main(argv: list[str] | None = None) -> None:
     except KeyboardInterrupt:
         print("\nptrees: stopped", file=sys.stderr)
         raise SystemExit(130) from None
+
+
+def held(arguments: argparse.Namespace) -> AbstractContextManager[None]:
+    """Nobody else writes into the folder that a command fills: its parser's default `fills` names
+    the options that may say which."""
+    options = () if getattr(arguments, "dry_run", False) else getattr(arguments, "fills", ())
+    folders = [getattr(arguments, name) for name in options if getattr(arguments, name)]
+    if not folders:
+        return nullcontext()
+    from posterior_trees.lock import hold
+
+    return hold(folders[0])
 
 
 def make_parser() -> argparse.ArgumentParser:

@@ -8,7 +8,7 @@ from typing import Any
 def add(commands: Any) -> None:
     demo = commands.add_parser("demo", help="trees of sample digits with the shipped model")
     demo.add_argument("--out", type=Path, default=Path("demo"), help="folder to write [demo]")
-    demo.set_defaults(run=run)
+    demo.set_defaults(run=run, fills=("out",))
 
 
 def run(arguments: argparse.Namespace) -> None:

@@ -1,6 +1,7 @@
 """The command `ptrees data`: which data sets are there; heavy imports inside."""
 
 import argparse
+from contextlib import nullcontext
 from typing import Any
 
 from posterior_trees.cli.options import add_data, print_paths
@@ -18,11 +19,13 @@ def run(arguments: argparse.Namespace) -> None:
     from rich.console import Console
 
     from posterior_trees.data import download, find_folder, report, store_edges
+    from posterior_trees.lock import hold
     from posterior_trees.progress import track
 
     folder = find_folder(arguments.data, default="data")
-    if arguments.download:
-        print_paths(download(arguments.download, folder))
-    if arguments.edges:
-        print_paths([store_edges(folder, arguments.edges, track("drawing edges"))])
+    with hold(folder) if arguments.download or arguments.edges else nullcontext():
+        if arguments.download:
+            print_paths(download(arguments.download, folder))
+        if arguments.edges:
+            print_paths([store_edges(folder, arguments.edges, track("drawing edges"))])
     Console().print(report(folder))

@@ -20,7 +20,7 @@ def add(commands: Any) -> None:
     add_device(train)
     train.add_argument("--devices", type=count, default=1, help="processes, one per device [1]")
     train.add_argument("--dry-run", action="store_true", help="print the resolved recipe and stop")
-    train.set_defaults(run=run_train)
+    train.set_defaults(run=run_train, fills=("out",))
 
 
 def run_train(arguments: argparse.Namespace) -> None:
@@ -32,14 +32,17 @@ def run_train(arguments: argparse.Namespace) -> None:
         return
     from posterior_trees.data import load_images
     from posterior_trees.data.facts import oddities
+    from posterior_trees.lock import is_first_process
     from posterior_trees.progress import Progress
     from posterior_trees.training.order import steps_of
+    from posterior_trees.training.run import check_folder
     from posterior_trees.training.trainer import fit
 
     out, title = arguments.out, f"training {recipe.task or arguments.recipe.stem}"
+    check_folder(out, recipe)  # before all that takes time
     if (out / "log.jsonl").is_file() and not (out / "state.safetensors").is_file():
         print(f"{out} has a log and no saved state: the run begins anew", file=sys.stderr)
-    is_first = os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0")) == "0"
+    is_first = is_first_process()
     images = load_images(recipe.data, arguments.data)
     if is_first:
         held_out = f", {len(images[1])} to validate" if images[1] is not None else ""

@@ -51,8 +51,7 @@ class Run:
         self.model_file = self.folder / "best.safetensors"
         self.log_file = self.folder / "log.jsonl"
         recipe_file = self.folder / "recipe.toml"
-        if recipe_file.is_file() and self.state_file.is_file():
-            self._compare(parse_resolved(recipe_file.read_text("utf-8"), str(recipe_file)))
+        check_folder(self.folder, recipe)
         if is_writer:
             try:
                 (self.folder / "trees").mkdir(parents=True, exist_ok=True)
@@ -122,16 +121,21 @@ class Run:
         text = "".join(json.dumps(line) + "\n" for line in kept)
         store.write_bytes(self.log_file, text.encode())
 
-    def _compare(self, old: Recipe) -> None:
-        before, now = _keys(old), _keys(self.recipe)
-        changed = [k for k in now if before[k] != now[k] and k not in FREE_TO_CHANGE]
-        if changed:
-            listed = ", ".join(f"{k}: {before[k]!r} → {now[k]!r}" for k in changed[:4])
-            raise RunError(
-                f"{self.folder} holds a run of another recipe ({listed}). Give the same recipe "
-                "to continue it, or another --out folder for a new run, which `ptrees train … "
-                f"--from {self.folder}` begins with these weights"
-            )
+
+def check_folder(folder: Path, recipe: Recipe) -> None:
+    """Refuse a folder that holds a run of another recipe; reads nothing but that recipe."""
+    file = folder / "recipe.toml"
+    if not (file.is_file() and (folder / "state.safetensors").is_file()):
+        return
+    before, now = _keys(parse_resolved(file.read_text("utf-8"), str(file))), _keys(recipe)
+    changed = [k for k in now if before[k] != now[k] and k not in FREE_TO_CHANGE]
+    if changed:
+        listed = ", ".join(f"{k}: {before[k]!r} → {now[k]!r}" for k in changed[:4])
+        raise RunError(
+            f"{folder} holds a run of another recipe ({listed}). Give the same recipe "
+            "to continue it, or another --out folder for a new run, which `ptrees train … "
+            f"--from {folder}` begins with these weights"
+        )
 
 
 def check_like(value: Any, fresh: Any, where: str) -> None:

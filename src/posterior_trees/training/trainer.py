@@ -9,6 +9,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from os import PathLike
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from posterior_trees.data import ImageSet, grid_patches, load_images
 from posterior_trees.data.facts import describe_training
 from posterior_trees.errors import RunError
 from posterior_trees.evaluation.score import validate
+from posterior_trees.lock import hold
 from posterior_trees.models.build import build_predictor, check_own
 from posterior_trees.models.checkpoint import (
     find_difference,
@@ -35,7 +37,7 @@ from posterior_trees.training.feed import Feed
 from posterior_trees.training.health import Health, idle_options, warn_of_deafness
 from posterior_trees.training.learn import Learner
 from posterior_trees.training.probabilities import calibrate_run, describe_order, find_layer
-from posterior_trees.training.run import Run, describe_images
+from posterior_trees.training.run import Run, check_folder, describe_images
 
 CHECK_EVERY = 50
 """Steps between looks at the loss: each look waits for the GPU."""
@@ -64,28 +66,22 @@ def fit(
     holds the best ones. With `training.calibrate` that file's probabilities are calibrated at the
     end of the run (`training/probabilities.py`); the predictor returned is as trained.
     """
-    torch.manual_seed(recipe.seed)
-    if predictor is None:
-        predictor = build_predictor(recipe)
-    else:
-        check_own(predictor, recipe)
-    if start is not None:
-        start_from(predictor, start)
-    fabric = make_fabric(recipe, accelerator, devices)
-    fabric.launch()
-    train, validation = images or load_images(recipe.data, data)
-    run = Run(run_dir, recipe, is_writer=fabric.is_global_zero)
-    trainer = Trainer(recipe, predictor, train, validation, fabric, run, report)
-    trainer.resume()
-    steps: Iterator[int] = iter(range(trainer.step, trainer.total_steps))
-    for step in watch(steps, trainer.step, trainer.total_steps) if watch else steps:
-        trainer.advance(step)
-    if trainer.step < trainer.total_steps:  # `watch` ended it: the same call goes on from here
-        trainer.save()
-    elif recipe.training.calibrate:
-        trainer.calibrate()
-    trainer.learner.swap_in_average()
-    return predictor.eval()
+    check_folder(Path(run_dir), recipe)  # before all that takes time
+    with hold(run_dir):
+        torch.manual_seed(recipe.seed)
+        if predictor is None:
+            predictor = build_predictor(recipe)
+        else:
+            check_own(predictor, recipe)
+        if start is not None:
+            start_from(predictor, start)
+        fabric = make_fabric(recipe, accelerator, devices)
+        fabric.launch()
+        train, validation = images or load_images(recipe.data, data)
+        run = Run(run_dir, recipe, is_writer=fabric.is_global_zero)
+        trainer = Trainer(recipe, predictor, train, validation, fabric, run, report)
+        trainer.run_steps(watch)
+        return predictor.eval()
 
 
 class Trainer:
@@ -122,6 +118,18 @@ class Trainer:
         self.image_facts: dict[str, Any] = {}
         if recipe.training.calibrate:  # a network that cannot be calibrated is refused now
             find_layer(self.predictor, self.validation, recipe.seed)
+
+    def run_steps(self, watch: Callable[[Iterator[int], int, int], Iterator[int]] | None) -> None:
+        """From where the last save was to the end, or until `watch` ends it."""
+        self.resume()
+        steps: Iterator[int] = iter(range(self.step, self.total_steps))
+        for step in watch(steps, self.step, self.total_steps) if watch else steps:
+            self.advance(step)
+        if self.step < self.total_steps:  # `watch` ended it: the same call goes on from here
+            self.save()
+        elif self.recipe.training.calibrate:
+            self.calibrate()
+        self.learner.swap_in_average()
 
     def advance(self, step: int) -> None:
         """One optimiser step, and at the end of an epoch its log line, saves and pictures."""
