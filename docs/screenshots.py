@@ -16,10 +16,10 @@ from torch import Tensor
 
 from posterior_trees import Tree, TreePredictor, hierarchical_kmeans, load
 from posterior_trees.assets import sample_digits
-from posterior_trees.cli.explore import listen
 from posterior_trees.data import read_idx
 from posterior_trees.explore import describe_trees
 from posterior_trees.explore.export import frame_content, inline_page
+from posterior_trees.serve.listen import listen
 from posterior_trees.serve.server import make_app
 from posterior_trees.serve.start import describe_start, model_card
 

@@ -32,12 +32,13 @@ from posterior_trees import (
     grow,
 )
 from posterior_trees.cli import main
-from posterior_trees.cli.explore import listen, load_measure, serve
+from posterior_trees.cli.explore import load_measure
 from posterior_trees.explore.export import SERVED
 from posterior_trees.imaging.adjust import Adjustment
 from posterior_trees.models.checkpoint import save_model
 from posterior_trees.networks.head import Leaves
 from posterior_trees.serve.guard import allowed_hosts
+from posterior_trees.serve.listen import listen, serve
 from posterior_trees.serve.server import make_app
 from posterior_trees.serve.start import describe_start
 from posterior_trees.serve.upload import Limits, read_bytes
@@ -460,7 +461,7 @@ def test_a_file_over_the_limit_is_refused_whether_or_not_it_says_its_size() -> N
 
 
 def test_an_upload_that_never_ends_loses_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("posterior_trees.serve.server.SECONDS_TO_SEND", 0.05)
+    monkeypatch.setattr("posterior_trees.serve.body.SECONDS_IDLE", 0.05)
 
     async def stall() -> Any:
         yield b"x"
@@ -748,6 +749,6 @@ def test_a_file_that_says_it_is_too_large_is_refused_unread() -> None:
             sent.append(1000)
             yield b"x" * 1000
 
-    response = post(app, drip(), headers={"content-length": "20000"})
+    response = post(app, drip(), headers={"content-length": "200000"})
     assert response.status_code == 413
     assert sent == []

@@ -21,8 +21,8 @@ import torch
 from PIL import Image
 
 from posterior_trees import Inpaint, Tree, TreePredictor, grow
-from posterior_trees.cli.explore import listen
 from posterior_trees.networks.head import Leaves
+from posterior_trees.serve.listen import listen
 
 PROBS = [0.40, 0.23, 0.30, 0.07]
 LEFT, RIGHT = (slice(2, 10), slice(2, 10)), (slice(2, 10), slice(18, 26))

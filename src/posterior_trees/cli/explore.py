@@ -1,18 +1,14 @@
 """`ptrees explore`: the page, served to this machine or saved as one file."""
 
 import argparse
-import contextlib
-import socket
 import sys
-import threading
-import webbrowser
 from pathlib import Path
 from typing import Any
 
 from posterior_trees.cli.model import add_model, find_function, load_model
 from posterior_trees.cli.options import add_device
 from posterior_trees.cli.picture import add_adjustment
-from posterior_trees.errors import InputError, MissingError
+from posterior_trees.errors import InputError
 
 PORT = 8765
 
@@ -65,6 +61,7 @@ def run_explore(arguments: argparse.Namespace) -> None:
     if arguments.save:
         save(arguments.save, predictor, examples, options)
         return
+    from posterior_trees.serve.listen import serve
     from posterior_trees.serve.server import make_app
 
     options |= {"host": arguments.host, "measures": measures, "adjustment": adjustment,
@@ -82,44 +79,6 @@ def save(file: Path, predictor: Any, examples: list[dict], options: dict[str, An
     frame = frame_content(predictor.branching, examples[0]["size"], **options)
     write_bytes(file, inline_page(frame | {"examples": examples}).encode())
     print(f"wrote {file}: open it in a browser")
-
-
-def serve(app: Any, host: str, port: int, is_shown: bool = True) -> None:
-    """Answer requests until the user stops it."""
-    try:
-        import uvicorn
-    except ImportError:
-        raise MissingError(
-            "the explorer's server needs uvicorn, which is not installed: "
-            'pip install ".[explore]" in a checkout'
-        ) from None
-    opened = listen(host, port)
-    shown = "127.0.0.1" if host in ("0.0.0.0", "::", "") else host
-    address = f"http://{f'[{shown}]' if ':' in shown else shown}:{opened.getsockname()[1]}/"
-    print(f"explorer at {address}  (stop it with Ctrl-C)", flush=True)
-    if shown != host:
-        print("every machine of this network can use it", file=sys.stderr, flush=True)
-    if is_shown:
-        timer = threading.Timer(0.8, webbrowser.open, [address])
-        timer.daemon = True
-        timer.start()
-    settings = uvicorn.Config(app, log_level="warning", server_header=False, timeout_keep_alive=5,
-                              timeout_graceful_shutdown=3, limit_concurrency=256)  # fmt: skip
-    with contextlib.suppress(KeyboardInterrupt):
-        uvicorn.Server(settings).run(sockets=[opened])
-
-
-def listen(host: str, port: int) -> socket.socket:
-    if not 0 <= port <= 65535:
-        raise InputError(f"--port is {port}; ports are 0 to 65535")
-    try:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        return socket.create_server((host, port), family=family)
-    except OSError as error:
-        raise OSError(
-            f"cannot serve at {host}:{port} ({error.strerror or error}): choose another --port "
-            "(0: any free one) or --host"
-        ) from error
 
 
 def split_rival(text: str) -> tuple[str, Path]:

@@ -31,6 +31,7 @@ from posterior_trees.explore.export import (
 )
 from posterior_trees.imaging.adjust import Adjustment
 from posterior_trees.pictures.digits.find import takes_digits
+from posterior_trees.serve.body import Arrivals, read_body
 from posterior_trees.serve.guard import Guard, RefusedError, allowed_hosts, refusal
 from posterior_trees.serve.hole import describe_paper
 from posterior_trees.serve.upload import Limits, Predictor, answer
@@ -41,8 +42,9 @@ if TYPE_CHECKING:
 
 TYPES = {".js": "text/javascript", ".css": "text/css"}
 MAX_NAME = 80
-SECONDS_TO_SEND = 60.0
-"""How long an upload may take; a place in the queue is held meanwhile."""
+AGAIN = {"Retry-After": "2"}
+LEFT = 499
+"""The status of an answer that nobody waits for: the client left."""
 
 
 def make_app(
@@ -57,7 +59,7 @@ def make_app(
     digit: bool = False,
     scale: float | int = 1.0,
     limits: Limits | None = None,
-    room: int = 16,
+    room: int = 64,
 ) -> "FastAPI":
     """The web application of one model; `examples` (of `describe_trees`) are there from the start,
     `host` is the name it will be reached by, `adjustment`, `digit` and `scale` what the page
@@ -77,6 +79,7 @@ def make_app(
 
     app = fastapi.FastAPI(title=title, lifespan=lifespan, docs_url=None, redoc_url=None,
                           openapi_url=None)  # fmt: skip
+    app.state.worker = explorer.worker
     app.add_middleware(Guard, hosts=allowed_hosts(host))
     app.add_exception_handler(404, explorer.unknown)
     app.add_exception_handler(405, explorer.unknown)
@@ -103,7 +106,7 @@ class Explorer:
         from fastapi.responses import HTMLResponse, Response
 
         self.predictor, self.measures = predictor, measures
-        self.limits, self.worker = limits, worker
+        self.limits, self.worker, self.arrivals = limits, worker, Arrivals()
         self.page, self.empty = HTMLResponse(served_page(first)), HTMLResponse(inline_page(frame))
         self.files = {
             file: Response(static(file), media_type=TYPES[file[file.rindex(".") :]])
@@ -133,16 +136,24 @@ class Explorer:
 
     async def predict(self, request: Any) -> Any:
         from fastapi.responses import Response
+        from starlette.requests import ClientDisconnect
 
         try:
-            async with self.worker.place():
-                content = await read_body(request, self.limits)
-                made = await self.worker.run(self.describe, content, dict(request.query_params))
-                return Response(made, media_type="application/json")
+            with self.arrivals.counted() as take:
+                content = await read_body(request, self.limits.megabytes, take)
+                async with self.worker.place():
+                    if await request.is_disconnected():
+                        return Response(status_code=LEFT)
+                    made = await self.worker.run(self.describe, content, dict(request.query_params))
+            return Response(made, media_type="application/json")
+        except ClientDisconnect:
+            return Response(status_code=LEFT)
+        except asyncio.CancelledError:
+            return refusal(503, "the explorer was stopped")
         except RefusedError as error:
-            return refusal(error.status, error.reason)
+            return refusal(error.status, error.reason, AGAIN if error.status == 503 else None)
         except FullError as error:
-            return refusal(503, str(error), {"Retry-After": "2"})
+            return refusal(503, str(error), AGAIN)
         except Exception as error:
             if not (words := words_for(error)):
                 raise
@@ -161,29 +172,6 @@ class Explorer:
             made.tree, inputs=made.y, truths=made.x, names=[name], measures=self.measures
         )
         return json.dumps(example | {"note": made.note, "resized": made.resized})
-
-
-async def read_body(request: Any, limits: Limits) -> bytes:
-    """The body, unless it is larger than the limit or too slow; it is never read past the limit."""
-    most = int(limits.megabytes * 1e6)
-    too_large = RefusedError(413, f"the file is larger than {limits.megabytes:g} MB, the limit")
-    announced = request.headers.get("content-length", "0")
-    if announced.isdigit() and int(announced) > most:
-        raise too_large
-    content = bytearray()
-
-    async def read() -> None:
-        async for part in request.stream():
-            content.extend(part)
-            if len(content) > most:
-                raise too_large
-
-    try:
-        await asyncio.wait_for(read(), SECONDS_TO_SEND)
-    except TimeoutError:
-        reason = f"the file did not arrive within {SECONDS_TO_SEND:.0f} seconds: send it again"
-        raise RefusedError(408, reason) from None
-    return bytes(content)
 
 
 def split_body(content: bytes, count: str) -> tuple[bytes, bytes | None]:

@@ -1,7 +1,8 @@
-"""One thread that does all the work, and a short queue before it.
+"""One thread that does all the work, and a queue before it.
 
-Fifty people may press the button at once: the first `room` of them wait their turn, the others are
-told to come back, and the page itself keeps being served because nothing heavy runs beside it.
+Fifty people may press the button at once: they are served one after the other in the order in which
+their pictures were complete, those beyond `room` are told to come back, and the page itself keeps
+being served because nothing heavy runs beside it.
 """
 
 import asyncio
@@ -20,28 +21,37 @@ class FullError(PosteriorTreesError):
 class Worker:
     """Runs functions one after the other; at most `room` of them are running or waiting."""
 
-    def __init__(self, room: int = 16) -> None:
+    def __init__(self, room: int = 64) -> None:
         if room < 1:
             raise InputError(f"the queue has room for {room}; it needs at least 1")
-        self.room, self.taken = room, 0
+        self.room, self.taken, self.is_busy = room, 0, False
+        self._turn = asyncio.Lock()
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tree")
 
     @asynccontextmanager
     async def place(self) -> AsyncGenerator[None]:
-        """A place in the queue, taken before the upload is read, so that waiting uploads never
-        need more memory than `room` of them."""
+        """Wait for one's turn, and have it."""
         if self.taken >= self.room:
             raise FullError(
                 f"{self.taken} pictures are waiting, which is the limit: try again in a moment"
             )
         self.taken += 1
         try:
-            yield
+            async with self._turn:
+                yield
         finally:
             self.taken -= 1
 
     async def run(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, function, *arguments)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._thread, self._do, function, *arguments)
+
+    def _do(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        self.is_busy = True  # also while nobody waits for the answer any more
+        try:
+            return function(*arguments)
+        finally:
+            self.is_busy = False
 
     def close(self) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)
