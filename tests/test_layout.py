@@ -31,6 +31,7 @@ ROOMS = {
 ORDER = (*ROOMS, REPRODUCTION)
 ROOM = {part: room for room, parts in ROOMS.items() for part in parts.split()}
 ALLOWED = {
+    ("posterior_trees.tree", "posterior_trees.imaging.stored"),  # Tree.load(folder)
     ("posterior_trees.tree", "posterior_trees.explore"),  # a bare `tree` in a notebook's cell
     ("posterior_trees.predictor.onepass", "posterior_trees.fast.predictor"),  # predictor.compile()
     ("posterior_trees.predictor.onepass", "posterior_trees.pictures.picture"),  # .predict(file)

@@ -13,6 +13,7 @@ import math
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from os import PathLike
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex
 
 import torch
@@ -238,8 +239,18 @@ class Tree:
         store.write(file, tensors, {"tree": SCHEMA, "branching": self.branching})
 
     @classmethod
-    def load(cls, file: str | PathLike[str], device: str | torch.device = "cpu") -> "Tree":
-        """Read a file that `save` wrote; what cannot be a tree is refused, and so is NaN."""
+    def load(
+        cls,
+        file: str | PathLike[str],
+        device: str | torch.device = "cpu",
+        limit: int = 4_000_000_000,
+    ) -> "Tree":
+        """Read a file that `save` wrote, or OME-Zarr of no more than `limit` bytes; what cannot be
+        a tree is refused, and so is NaN."""
+        if Path(file).is_dir():
+            from posterior_trees.imaging.stored import open_tree
+
+            return open_tree(file).load(limit).to(device)
         tensors, facts = store.read(file)
         if "tree" not in facts:
             raise StoreError(f"{file} holds tensors but not a tree; was it saved by Tree.save?")

@@ -74,7 +74,7 @@ def _describe(path: Path, facts: dict[str, Any], zarr: ModuleType) -> Stack:
 
     def read(index: tuple[int | slice, ...]) -> np.ndarray:
         with damage_named(str(path)):
-            for key in _missing(path / first["path"], array, index):
+            for key in missing_chunks(path / first["path"], array, index):
                 raise DataError(
                     f"{path} lacks the chunk {first['path']}/{key}: copy it again. If its pixels "
                     "are 0 and were not written for that, write them (write_empty_chunks)"
@@ -97,7 +97,7 @@ def _describe(path: Path, facts: dict[str, Any], zarr: ModuleType) -> Stack:
     )  # fmt: skip
 
 
-def _missing(folder: Path, array: Any, index: tuple[int | slice, ...]) -> Iterator[str]:
+def missing_chunks(folder: Path, array: Any, index: tuple[int | slice, ...]) -> Iterator[str]:
     """Files of chunks, or of shards, that these pixels need and that are not there."""
     sides = array.shards or array.chunks
     spans = []

@@ -35,7 +35,7 @@ class Plane(NamedTuple):
     channel: str | int | None = None
     series: int = 0
     at: Mapping[str, int] | None = None
-    pixel_size: float | None = None
+    pixel_size: float | int | None = None
     hint: str = ""
     """What the model calls its input; it suggests a channel and never chooses one."""
 
@@ -43,7 +43,9 @@ class Plane(NamedTuple):
 class Source:
     """One plane `(h, w)`; a context manager, because the file stays open."""
 
-    def __init__(self, stack: Stack, index: Sequence[int | slice], pixel: float | None) -> None:
+    def __init__(
+        self, stack: Stack, index: Sequence[int | slice], pixel: float | int | None
+    ) -> None:
         self.stack, self.index = stack, tuple(index)
         place = stack.axes.index("C") if "C" in stack.axes else None
         number = 0 if place is None else index[place]
@@ -92,7 +94,7 @@ def open_source(
     channel: str | int | None = None,
     series: int = 0,
     at: Mapping[str, int] | None = None,
-    pixel_size: float | None = None,
+    pixel_size: float | int | None = None,
     hint: str = "",
 ) -> Source:
     """One plane of a picture file or an OME-Zarr folder; see `Plane`."""
@@ -227,7 +229,7 @@ def _check_letters(stack: Stack, lengths: Mapping[str, int]) -> None:
         raise DataError(f"{stack.name} has axes {stack.axes}: there is no picture of Y and X in it")
 
 
-def _pixel_size(stack: Stack, given: float | None) -> float | None:
+def _pixel_size(stack: Stack, given: float | int | None) -> float | None:
     """The side of a pixel in µm; None if nobody knows."""
     if given is not None:
         if not (given > 0 and math.isfinite(given)):

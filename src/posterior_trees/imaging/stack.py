@@ -20,7 +20,12 @@ MICROMETRES = {"nm": 1e-3, "nanometer": 1e-3, "µm": 1.0, "μm": 1.0, "um": 1.0,
                "cm": 1e4, "centimeter": 1e4, "m": 1e6, "meter": 1e6, "Å": 1e-4, "angstrom": 1e-4,
                "pm": 1e-6, "picometer": 1e-6}  # fmt: skip
 """Units of length that files name, in µm. Inches are those of paper, and say nothing."""
-MICRO = {"zarr": "OME-Zarr", "tifffile": "stacks in TIFF", "imagecodecs": "compressed TIFF"}
+MICRO = {
+    "zarr": "OME-Zarr",
+    "numcodecs": "OME-Zarr",
+    "tifffile": "stacks in TIFF",
+    "imagecodecs": "compressed TIFF",
+}
 
 
 @dataclass(frozen=True)

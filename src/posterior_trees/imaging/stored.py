@@ -1,0 +1,158 @@
+"""A tree in OME-Zarr (`tree_zarr.py`), read in parts: `open_tree`."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float, Float32
+from torch import Tensor
+
+from posterior_trees.errors import DataError, InputError
+from posterior_trees.imaging.ome_zarr import attributes_of, is_zarr, missing_chunks
+from posterior_trees.imaging.stack import damage_named, need
+from posterior_trees.tree import Tree, level_sizes
+
+SCHEMA = 2
+"""Of a tree in OME-Zarr; that in safetensors is 1."""
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """How the field was cut: `rows` and `columns` are the edges of what each tile tells most of,
+    in pixels of the picture; `padded` and `offset` say what tiles were cut from."""
+
+    size: int
+    overlap: int
+    padded: tuple[int, int]
+    offset: tuple[int, int]
+    rows: tuple[int, ...]
+    columns: tuple[int, ...]
+
+    @classmethod
+    def whole(cls, size: Sequence[int]) -> "Tiles":
+        """One tile."""
+        h, w = size
+        return cls(max(h, w), 0, (h, w), (0, 0), (0, h), (0, w))
+
+    @classmethod
+    def of(cls, facts: Mapping[str, Any]) -> "Tiles":
+        """As the metadata have it."""
+        (h, w), (oy, ox) = facts["padded"], facts["offset"]
+        rows, columns = tuple(facts["rows"]), tuple(facts["columns"])
+        return cls(facts["size"], facts["overlap"], (h, w), (oy, ox), rows, columns)
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        return len(self.rows) - 1, len(self.columns) - 1
+
+
+class StoredNode:
+    """One node of a stored tree; a part of it is read when asked for: `node[y0:y1, x0:x1]`."""
+
+    def __init__(self, tree: "StoredTree", channel: int, path: tuple[int, ...]) -> None:
+        self.tree, self.channel, self.path = tree, channel, path
+        self.log_prob = tree.log_probs_flat[channel]
+        self.prob = math.exp(self.log_prob)
+        self.shape = tree.shape[1:]
+
+    def __getitem__(self, place: tuple[slice, slice]) -> Float32[Tensor, "h w"]:
+        return self.tree.read((self.channel, *place))
+
+
+class StoredTree:
+    """A tree on disk: its layout and probabilities are here, its images are read where asked."""
+
+    def __init__(self, path: Path, facts: Mapping[str, Any]) -> None:
+        self.path, self.provenance = path, facts["provenance"]
+        self.branching = tuple(facts["branching"])
+        self.value_of_one, self.is_clipped = facts["value_of_one"], facts["clipped"]
+        self.array = need("zarr").open_array(path / "0", mode="r")
+        self.shape = (1, *self.array.shape[1:])
+        self.log_probs_flat = [
+            -math.inf if (log := node["log_probability"]) is None else log
+            for node in facts["nodes"]
+        ]
+        self.tiles = Tiles.of(facts["tiles"])
+
+    def __repr__(self) -> str:
+        layout = "×".join(map(str, self.branching)) or "root only"
+        return f"StoredTree({self.path}, {self.shape}, {layout})"
+
+    @property
+    def log_probs(self) -> tuple[Float32[Tensor, "1 _"], ...]:
+        return torch.tensor([self.log_probs_flat]).split(level_sizes(self.branching), dim=1)
+
+    @property
+    def probs(self) -> tuple[Float32[Tensor, "1 _"], ...]:
+        return tuple(level.exp() for level in self.log_probs)
+
+    @property
+    def parts(self) -> list[tuple[slice, slice, Float[Tensor, "n"]]]:
+        """The rows and columns that each tile tells most of, and its leaves' probabilities."""
+        array = need("zarr").open_array(self.path / "probabilities" / "0", mode="r")
+        with damage_named(str(self.path)):
+            local = torch.from_numpy(np.asarray(array[...]))[-level_sizes(self.branching)[-1] :]
+        rows, columns = (
+            [slice(*pair) for pair in pairwise(edges)]
+            for edges in (self.tiles.rows, self.tiles.columns)
+        )
+        return [(down, across, local[:, i, j]) for i, down in enumerate(rows)
+                for j, across in enumerate(columns)]  # fmt: skip
+
+    def node(self, path: Sequence[int] = ()) -> StoredNode:
+        paths = paths_of(self.branching)
+        if tuple(path) not in paths:
+            raise IndexError(f"{tuple(path)} is no path of a tree with branching {self.branching}")
+        return StoredNode(self, paths.index(tuple(path)), tuple(path))
+
+    def read(self, index: tuple[int | slice, ...]) -> Float32[Tensor, "*shape"]:
+        """Values of [0, 1] in a part of the array `(nodes, h, w)`."""
+        with damage_named(str(self.path)):
+            for key in missing_chunks(self.path / "0", self.array, index):
+                raise DataError(f"{self.path} lacks the chunk 0/{key}. Predict it again")
+            values = np.asarray(self.array[index], dtype=np.float32)
+        return torch.from_numpy(values) / self.value_of_one
+
+    def load(self, limit: int) -> Tree:
+        """All of it, if that is no more than `limit` bytes."""
+        size = 4 * math.prod(self.array.shape)
+        if size > limit:
+            raise InputError(
+                f"{self.path} has {size / 1e9:.1f} GB of nodes, the limit is {limit / 1e9:.1f}: "
+                "read parts of it with open_tree, or give a larger limit"
+            )
+        images = self.read((slice(None),) * 3)[None, :, None]
+        sizes = level_sizes(self.branching)
+        return Tree(images.split(sizes, dim=1), self.log_probs, self.branching)
+
+
+def open_tree(path: str | PathLike[str]) -> StoredTree:
+    """A tree in OME-Zarr; nothing but its metadata is read."""
+    folder = Path(path)
+    if not is_zarr(folder):
+        raise DataError(f"{folder} is no OME-Zarr folder: `Tree.load` reads trees in safetensors")
+    facts = attributes_of(folder).get("posterior_trees")
+    if not facts:
+        raise DataError(f"{folder} is OME-Zarr, but not a tree: open_source reads pictures")
+    if facts["tree"] > SCHEMA:
+        raise DataError(f"{folder} has tree schema {facts['tree']}, this version reads up to "
+                        f"{SCHEMA}: upgrade posterior-trees")  # fmt: skip
+    return StoredTree(folder, facts)
+
+
+def paths_of(branching: Sequence[int]) -> list[tuple[int, ...]]:
+    """The paths of all nodes, level after level."""
+    levels: list[list[tuple[int, ...]]] = [[()]]
+    for k in branching:
+        levels.append([(*path, child) for path in levels[-1] for child in range(k)])
+    return [path for level in levels for path in level]
+
+
+def name_of(path: Sequence[int]) -> str:
+    return ".".join(map(str, path)) or "root"
