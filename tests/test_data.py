@@ -4,8 +4,10 @@ import gzip
 import io
 import math
 import re
+import resource
 import struct
 import tarfile
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,8 +28,10 @@ from posterior_trees.data import (
     image_of,
     load_split,
     own_names,
+    read_idx,
     store_edges,
 )
+from posterior_trees.data.archive import open_archive
 from posterior_trees.data.augment import transform
 from posterior_trees.data.patches import cover
 from posterior_trees.data.shift import move
@@ -295,7 +299,8 @@ def test_an_empty_folder_is_named(tmp_path: Path) -> None:
 def test_a_truncated_image_is_named(photos: Path, keep: int) -> None:
     file = photos / "photos" / "02.png"
     file.write_bytes(file.read_bytes()[:keep])
-    with pytest.raises(DataError, match=r"02\.png is truncated or not an image"):
+    message = r"02\.png is truncated or not an image|no images.*: 02\.png"
+    with pytest.raises(DataError, match=message):
         load_split(spec(), photos, "train")
 
 
@@ -899,3 +904,136 @@ def test_a_moved_edge_does_not_wrap_around() -> None:
     edge[..., 8:] = 255
     moved = move(edge, (0.0, 0.5)).astype(int)
     assert (np.diff(moved[0, 0]) >= 0).all()
+
+
+# --- archives that lie ----------------------------------------------------------------------------
+
+
+def header_of(tar: Path, number: int) -> tuple[bytearray, int]:
+    """A tar's bytes, and where the header of one of its members begins."""
+    with tarfile.open(tar) as opened:
+        return bytearray(tar.read_bytes()), opened.getmembers()[number].offset_data - 512
+
+
+def with_size(tar: Path, number: int, size: bytes) -> None:
+    """Write another size into a header, and a checksum that is right."""
+    content, at = header_of(tar, number)
+    content[at + 124 : at + 136] = size
+    tar.write_bytes(signed(content, at))
+
+
+def signed(content: bytearray, at: int) -> bytearray:
+    """With the checksum of a header."""
+    content[at + 148 : at + 156] = b" " * 8
+    content[at + 148 : at + 156] = f"{sum(content[at : at + 512]):06o}\0 ".encode()
+    return content
+
+
+def octal(size: int) -> bytes:
+    return f"{size:011o}\0".encode()
+
+
+def binary(size: int) -> bytes:
+    return (b"\xff" if size < 0 else b"\x80") + (size % 256**11).to_bytes(11, "big")
+
+
+@pytest.mark.parametrize(
+    ("size", "message"),
+    [
+        (octal(300 + 2 * 1536), "another file inside|should begin a header"),  # hides two pictures
+        (octal(2000), "should begin a header|another file inside"),
+        (binary(-512), "says it has -512 bytes"),
+        (binary(2**45), f"says it has {2**45} bytes"),
+        (octal(8**11 - 1), "says it has 8589934591 bytes"),
+        (b"x" * 12, "truncated"),
+    ],
+)
+def test_a_tar_whose_member_lies_about_its_size_is_refused(photos, size, message) -> None:
+    tar = pack(photos, "photos")
+    with_size(tar, 2, size)
+    with pytest.raises(DataError, match=message):
+        load_split(spec(), photos, "train")
+
+
+def test_a_size_that_swallows_whole_members_is_refused_whoever_lies(photos) -> None:
+    (photos / "photos" / "09_README").write_text("no picture")
+    tar = pack(photos, "photos")  # 09_README comes first, in reverse order
+    _, second = header_of(tar, 3)
+    _, first = header_of(tar, 0)
+    with_size(tar, 0, octal(second - first - 512))
+    with pytest.raises(DataError, match="09_README has another file inside"):
+        load_split(spec(), photos, "train")
+
+
+def test_files_behind_the_end_of_a_tar_are_refused_and_a_tar_inside_is_not(photos) -> None:
+    whole = pack(photos, "photos").read_bytes()
+    (photos / "photos.tar").write_bytes(whole + whole)
+    with pytest.raises(DataError, match="more files follow its end"):
+        load_split(spec(), photos, "train")
+    (photos / "inner.tar").write_bytes(whole)
+    with tarfile.open(photos / "photos.tar", "w") as tar:
+        tar.add(photos / "inner.tar", "inner.tar")
+        for number in range(10):
+            tar.addfile(info := tarfile.TarInfo(f"{number}.png"), None)
+            assert info.size == 0
+    with pytest.raises(DataError, match="10 of 10 files are no images"):
+        load_split(spec(), photos, "train")
+
+
+def test_a_sparse_tar_is_refused_before_its_zeros_are_made(photos) -> None:
+    tar = pack(photos, "photos")
+    content, at = header_of(tar, 0)
+    content[at + 156 : at + 157] = b"S"
+    content[at + 483 : at + 495] = binary(2**45)
+    tar.write_bytes(signed(content, at))
+    with pytest.raises(DataError, match="files with holes"):
+        load_split(spec(), photos, "train")
+
+
+@pytest.mark.parametrize("form", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+def test_long_and_foreign_names_are_read_as_tarfile_reads_them(tmp_path, form) -> None:
+    names = ["a.png", "ü/é “2”.png", f"{'long/' * 18}{'b' * 80}.png", f"{'c' * 90}/{'d' * 60}.png"]
+    if form != tarfile.USTAR_FORMAT:
+        names.append(f"{'e' * 300}.png")
+    save(tmp_path / "one.png", noise(0, 8, 8, 3))
+    with tarfile.open(tmp_path / "photos.tar", "w", format=form) as tar:
+        for name in names:
+            tar.add(tmp_path / "one.png", name)
+        tar.add(tmp_path, "folder", recursive=False)
+    archive = open_archive(tmp_path, "photos")
+    assert archive.names == sorted(names)
+    for name in names:
+        assert archive.open(name).read() == (tmp_path / "one.png").read_bytes()
+
+
+def test_files_that_are_no_images_are_refused_by_name_in_whatever_split(photos) -> None:
+    """In sorted names the last would be a test image, which training never opens."""
+    for name in ("00a.png", "99.png"):
+        (photos / "photos" / name).write_text("not a picture at all, whatever its name")
+    with pytest.raises(DataError, match=r"2 of 12 files are no images.*: 00a\.png, 99\.png"):
+        load_split(spec(), photos, "train")
+    pack(photos, "photos")
+    with pytest.raises(DataError, match=r"2 of 12 files are no images.*: 00a\.png, 99\.png"):
+        load_split(spec(), photos, "train")
+
+
+@pytest.mark.parametrize("shape", [(100, 0, 28), (0, 28, 28), (5, 5, 0)])
+def test_an_idx_file_of_nothing_is_refused(digits, shape) -> None:
+    write_idx(digits / "mnist" / "train-images-idx3-ubyte.gz", np.zeros(shape, np.uint8))
+    with pytest.raises(DataError, match=r"values: none"):
+        load_split(spec(name="mnist", kind="idx", split="files"), digits, "train")
+
+
+def test_a_gzip_bomb_is_refused_before_it_is_unpacked(tmp_path) -> None:
+    """Two hundred million zeros pack a thousand times smaller, whatever the header says of them."""
+    file = tmp_path / "train-images-idx3-ubyte.gz"
+    for shape in ((20, 1000, 1), (200, 1000, 1000), (4_000_000, 1000, 1000)):
+        with gzip.open(file, "wb") as packed:
+            packed.write(bytes([0, 0, 8, 3]) + struct.pack(">3I", *shape))
+            for _ in range(200):
+                packed.write(bytes(1_000_000))
+        before, start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.monotonic()
+        with pytest.raises(DataError, match=r"more than 100 times|should hold 20000 values"):
+            read_idx(file)
+        assert time.monotonic() - start < 0.5
+        assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # kB

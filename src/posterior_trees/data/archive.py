@@ -5,11 +5,11 @@ is everything hidden (`.DS_Store`, `._x.png`). A tar file is indexed once and re
 several threads if need be; it must not be compressed, as images are already.
 """
 
-import tarfile
 from io import BufferedReader, BytesIO
 from pathlib import Path, PurePosixPath
 from typing import Protocol, runtime_checkable
 
+from posterior_trees.data.tar import FILES, index_tar
 from posterior_trees.errors import DataError
 
 ENDINGS = (".png", ".jpg", ".jpeg", ".webp", ".tif", ".tiff", ".bmp")
@@ -73,23 +73,10 @@ class TarArchive:
 
     def _index(self) -> dict[str, tuple[int, int]]:
         """Name → (first byte, number of bytes) of every image."""
-        length = self.where.stat().st_size
-        try:
-            with tarfile.open(self.where, "r:") as tar:
-                members = tar.getmembers()
-        except (tarfile.TarError, EOFError, OSError) as error:
-            raise DataError(
-                f"{self.where} is truncated, compressed or no tar file ({error}). Fetch it again, "
-                "or unpack it into a folder of that name"
-            ) from error
-        # A tar file ends with blocks of zeros: one cut off between two files lacks them.
-        last = members[-1].offset_data + members[-1].size if members else 0
-        if length < last + 512:
-            raise DataError(f"{self.where} is truncated: it lacks its end mark. Fetch it again")
         places = {
-            PurePosixPath(member.name).as_posix(): (member.offset_data, member.size)
-            for member in members
-            if member.isreg()
+            PurePosixPath(member.name).as_posix(): (member.start, member.size)
+            for member in index_tar(self.where)
+            if member.kind in FILES
         }
         return {name: place for name, place in places.items() if is_image(name)}
 

@@ -28,7 +28,14 @@ from posterior_trees.data.idx import read_idx_images
 from posterior_trees.data.imageset import ImageSet
 from posterior_trees.data.memory import free_bytes
 from posterior_trees.data.patches import cover, grid_patches
-from posterior_trees.data.pictures import Picture, list_pairs, list_pictures, read_headers, reader
+from posterior_trees.data.pictures import (
+    Picture,
+    check_are_images,
+    list_pairs,
+    list_pictures,
+    read_headers,
+    reader,
+)
 from posterior_trees.data.registry import what_to_put
 from posterior_trees.data.shift import with_shift
 from posterior_trees.data.splits import check_split, empty, fingerprint, split_groups, split_names
@@ -55,6 +62,8 @@ def load_split(
     if spec.kind == "idx":
         return _load_idx(spec, folder, split)
     archive, pictures, names = _list(spec, folder, split)
+    if split == "train":
+        check_are_images(archive, pictures.values())
     streamed = _stream(spec, archive, pictures, names)
     if spec.kind == "edges":
         sets = {"": spec.name} | {prefix_of(name): name for name in spec.extra}

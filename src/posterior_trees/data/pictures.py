@@ -13,7 +13,7 @@ from typing import NamedTuple
 from posterior_trees.data.archive import Archive
 from posterior_trees.data.stream import Pair
 from posterior_trees.errors import DataError
-from posterior_trees.imaging.decode import Header, decode, read_header
+from posterior_trees.imaging.decode import Header, decode, looks_like_image, read_header
 
 
 class Picture(NamedTuple):
@@ -44,6 +44,25 @@ def list_pairs(archive: Archive, inputs: str, targets: str) -> dict[str, Picture
 def read_headers(archive: Archive, pictures: Sequence[Picture]) -> list[Header]:
     """Size of every picture, and whether x or y has 16 bits; x and y must be of one size."""
     return list(in_threads(lambda picture: _header(archive, picture), pictures))
+
+
+def check_are_images(archive: Archive, pictures: Iterable[Picture]) -> None:
+    """Refuse files that are no images by their first bytes, all of them by name: also in the splits
+    that are not opened, where each would have taken an image's place."""
+
+    def is_image(name: str) -> bool:
+        with archive.open(name) as file:
+            return looks_like_image(file.read(16))
+
+    files = [name for picture in pictures for name in picture if name]
+    wrong = [name for name, is_one in zip(files, in_threads(is_image, files), strict=True)
+             if not is_one]  # fmt: skip
+    if wrong:
+        raise DataError(
+            f"{archive.where}: {len(wrong)} of {len(files)} files are no images, whatever their "
+            f"names: {', '.join(wrong[:5])}{', …' if wrong[5:] else ''}. Replace or remove "
+            f"{'them' if wrong[1:] else 'it'}"
+        )
 
 
 def reader(

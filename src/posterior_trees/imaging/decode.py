@@ -55,6 +55,12 @@ class Header(NamedTuple):
     """As stored: 1 of a grey image, else 3."""
 
 
+def looks_like_image(start: bytes) -> bool:
+    """Whether the first bytes of a file are those of a format that we open."""
+    accepts = (Image.OPEN[name][1] for name in FORMATS)
+    return any(accept(start) for accept in accepts if accept)
+
+
 def read_header(file: BufferedReader | BytesIO, name: str) -> Header:
     """Size and depth of an image as `decode` will give it."""
     with _errors_name(name), Image.open(file, formats=FORMATS) as image:
