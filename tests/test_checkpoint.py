@@ -144,7 +144,7 @@ def test_a_newer_schema_asks_for_an_upgrade(model):
     predictor, chosen, file = model
     facts = {"model": checkpoint.SCHEMA + 1, "recipe": write_recipe(chosen), "about": {}}
     store.write(file, predictor.network.state_dict(), facts)
-    with pytest.raises(ModelError, match=r"model schema 2, this version reads up to 1: upgrade"):
+    with pytest.raises(ModelError, match=r"model schema 3, this version reads up to 2: upgrade"):
         load(file)
 
 

@@ -12,6 +12,7 @@ from importlib import import_module
 from importlib.util import find_spec
 
 from posterior_trees.cli import (
+    calibrate,
     demo,
     evaluate,
     explore,
@@ -26,7 +27,7 @@ from posterior_trees.cli.hardware import check_hardware
 from posterior_trees.cli.parser import Parser
 from posterior_trees.errors import words_for
 
-COMMANDS = (demo, images, train, evaluate, figure, inspect, predict, explore, export)
+COMMANDS = (demo, images, train, evaluate, calibrate, figure, inspect, predict, explore, export)
 REPRODUCTION = "posterior_trees_paper"
 PAPER = ("baseline", "bench", "compare", "reproduce", "study", "toy")
 """The commands of the reproduction, which come with a checkout and not with a wheel."""

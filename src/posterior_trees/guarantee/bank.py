@@ -14,8 +14,14 @@ from torch import Tensor
 from posterior_trees import store
 from posterior_trees.errors import GuaranteeError
 from posterior_trees.guarantee.answers import Scores, Terms
-from posterior_trees.guarantee.numbers import Form, Measure, choose_form, measure_each
-from posterior_trees.tree import Tree
+from posterior_trees.guarantee.numbers import (
+    Form,
+    Measure,
+    choose_form,
+    measure_each,
+    measure_leaves,
+)
+from posterior_trees.tree import Tree, grow
 
 
 def to_bytes(images: Float[Tensor, "*shape"]) -> UInt8[Tensor, "*shape"]:
@@ -35,8 +41,10 @@ class Bank(NamedTuple):
 
     def score(self, measure: Measure, name: str) -> tuple[Form, Scores]:
         """The form of a measure's intervals, and the scores."""
-        rows = [measure_each(leaves / 255, measure, name) for leaves in self.leaves]
-        values, truth = torch.stack(rows), measure_each(self.truths / 255, measure, name)
+        of = [f"image {i} of the bank" for i in range(len(self.truths))]
+        truth = measure_each(self.truths / 255, measure, name, of)
+        tree = grow(self.leaves / 255, self.probs.log(), self.leaves.shape[1])
+        values = measure_leaves(tree, measure, name, of)
         probs, groups = self.probs.double(), self._groups
         fit = None if groups is None else groups[self.fits]
         form = choose_form(values[self.fits], probs[self.fits], truth[self.fits], fit)

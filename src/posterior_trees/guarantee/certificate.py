@@ -23,6 +23,7 @@ from posterior_trees.guarantee.numbers import Form, Measure, limits_of
 from posterior_trees.guarantee.prints import fingerprint_of, state_of
 from posterior_trees.guarantee.typical import Familiar, pooled_features
 from posterior_trees.predictor import TreePredictor, evaluating
+from posterior_trees.schema import check
 from posterior_trees.tree import Tree
 
 if TYPE_CHECKING:
@@ -30,6 +31,17 @@ if TYPE_CHECKING:
 
 PREFIX = "guarantee."
 SCHEMA = 1
+FORM = {
+    "guarantee": int,
+    "predictor": str | None,
+    "branching": list[int],
+    "n": int,
+    "groups": int | None,
+    "kind": str,
+    "nodes": int,
+    "measures": dict[str, dict],
+    "grid": dict | None,
+}
 OTHER = (
     "the guarantee was made for another predictor: other weights, another dtype or another hole "
     "make other trees. Calibrate what you run (ptrees calibrate), or set predictor.guarantee = None"
@@ -72,7 +84,8 @@ class Guarantee:
             raise GuaranteeError(
                 f"{100 * level:g} % is finer than {self.groups or self.n} {things} allow: they "
                 f"promise up to {100 * self.finest_level:.3g} %, and {100 * level:g} % needs "
-                f"{math.ceil(1 / (1 - level) - 1 - 1e-9)} {things} that score"
+                f"{math.ceil(1 / (1 - level) - 1 - 1e-9)} {things} that score (others may fit the "
+                "scales: fit=…, or --fit SPLIT)"
             )
 
     def check(self, predictor: TreePredictor) -> None:
@@ -219,6 +232,7 @@ class Guarantee:
     @classmethod
     def of(cls, tensors: dict[str, Tensor], facts: dict[str, Any]) -> "Guarantee":
         """The certificate that `tensors` and `facts` describe."""
+        check(facts, FORM, "the guarantee", required=tuple(FORM))
         if facts["guarantee"] > SCHEMA:
             raise GuaranteeError(
                 f"the guarantee has schema {facts['guarantee']}, this version reads up to "
@@ -227,6 +241,13 @@ class Guarantee:
         parts: dict[str, dict[str, Tensor]] = {"fitted": {}, "scores": {}, "groups": {}}
         for name, tensor in tensors.items():
             part, _, key = name.removeprefix(PREFIX).partition(".")
-            parts[part][key] = tensor
+            parts.setdefault(part, {})[key] = tensor
         scores = {k: Scores(v, parts["groups"].get(k)) for k, v in parts["scores"].items()}
+        needed = ["cut" + str(facts["nodes"]), "leaves", "ball"]
+        needed += [f"measure.{name}" for name in facts["measures"]]
+        lost = [name for name in needed if name not in scores]
+        if lost or "ball" not in parts["fitted"]:
+            raise GuaranteeError(
+                f"the guarantee is damaged: it lacks {[*lost, 'ball'][0]}; calibrate again"
+            )
         return cls(scores, parts["fitted"], facts)

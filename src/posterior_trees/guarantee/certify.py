@@ -18,7 +18,7 @@ from posterior_trees.errors import GuaranteeError
 from posterior_trees.guarantee.bank import Bank, to_bytes
 from posterior_trees.guarantee.boxes import Box, Grid
 from posterior_trees.guarantee.certificate import Guarantee
-from posterior_trees.guarantee.judging import Plan, Rows, conclude, judge
+from posterior_trees.guarantee.judging import Judged, Plan, Rows, judge, number_of
 from posterior_trees.guarantee.measures import find_measure
 from posterior_trees.guarantee.numbers import Measure
 from posterior_trees.guarantee.prints import fingerprint_of
@@ -65,11 +65,38 @@ def calibrate(
     >>> predictor(images.batch([0])[0]).guarantee is not None
     True
     """
+    options = {"fit": fit, "nodes": nodes, "batch_size": batch_size, "watch": watch}
+    judged = judge_images(predictor, images, groups, measures, box, seed, **options)
+    found = judged.conclude()
+    if bank:
+        kept = evenly_spaced(len(images), bank)
+        own = [judged.labels[i] for i in kept]
+        found.bank = fill_bank(predictor, images.subset(kept), own, seed, batch_size)
+    return found
+
+
+def judge_images(
+    predictor: TreePredictor,
+    images: ImageSet,
+    groups: str | Sequence[str] | None = None,
+    measures: Measures = None,
+    box: tuple[int, int] | None = None,
+    seed: int = 0,
+    *,
+    fit: ImageSet | None = None,
+    nodes: int = 3,
+    batch_size: int = 64,
+    watch: Callable[[Any], Iterable[Any]] = iter,
+) -> Judged:
+    """The first half of `calibrate`, from which `conclude` makes the guarantee and `report` its
+    diagnostics."""
     _check_unseen(predictor, images)
     labels = labels_of(images.names, groups)
     plan = make_plan(predictor, images.shape, measures, box, nodes)
     rows = _judge_all(predictor, images, plan, seed, batch_size, watch)
     about = {"predictor": fingerprint_of(predictor), "data": fingerprint(images.names)}
+    about["branching"] = list(predictor.branching)
+    about["kind"] = groups if isinstance(groups, str) else "file" if groups is None else "own"
     if fit is None:
         fits = drawn(labels, seed)
     else:
@@ -79,16 +106,17 @@ def calibrate(
         labels = labels + [f"fit {label}" for label in labels_of(fit.names, own)]
         rows = {name: torch.cat([row, apart[name]]) for name, row in rows.items()}
         about["fit"] = fingerprint(fit.names)
-    about |= {"kind": groups if isinstance(groups, str) else "file" if groups is None else "own"}
-    found = conclude(rows, labels, fits, plan, about | {"seed": seed})
-    if bank:
-        kept = evenly_spaced(len(images), bank)
-        own = [labels[i] for i in kept]
-        found.bank = _fill_bank(predictor, images.subset(kept), own, seed, batch_size)
-    return found
+    return Judged(rows, labels, fits, plan, about | {"seed": seed})
 
 
-def calibrate_trees(
+def calibrate_trees(trees: Tree, x: Float[Tensor, "b *shape"], *args: Any, **kw: Any) -> Guarantee:
+    """The guarantee of trees that something else made, such as clustered samples (arguments as in
+    `judge_trees`); `trees.guarantee = …` gives the promises to further trees made alike, and
+    nothing can check that they are."""
+    return judge_trees(trees, x, *args, **kw).conclude()
+
+
+def judge_trees(
     trees: Tree,
     x: Float[Tensor, "b *shape"],
     groups: Sequence[str] | None = None,
@@ -97,15 +125,15 @@ def calibrate_trees(
     seed: int = 0,
     *,
     nodes: int = 3,
-) -> Guarantee:
-    """The same for trees that something else made, such as clustered samples; `trees.guarantee =
-    …` gives the promises to further trees made alike, and nothing can check that they are."""
+) -> Judged:
+    """The same for trees that something else made, such as clustered samples."""
     labels = [f"{i:06d}" for i in range(len(trees))] if groups is None else list(groups)
     grid = _grid(trees.shape, None, box)
     plan = Plan(nodes, _named(measures), None, grid)
     rows = judge(trees, x, plan, labels)
     about = {"predictor": None, "data": None, "kind": "own" if groups else "image", "seed": seed}
-    return conclude(rows, labels, drawn(labels, seed), plan, about)
+    about["branching"] = list(trees.branching)
+    return Judged(rows, labels, drawn(labels, seed), plan, about)
 
 
 def make_plan(
@@ -175,7 +203,7 @@ def _judge_all(predictor, images, plan, seed, batch_size, watch=iter) -> Rows:
 
 
 @torch.inference_mode()
-def _fill_bank(predictor, images, labels: list[str], seed: int, batch_size: int) -> Bank:
+def fill_bank(predictor, images, labels: list[str], seed: int, batch_size: int) -> Bank:
     parts = []
     with evaluating(predictor):
         for indices in torch.arange(len(images)).split(batch_size):
@@ -183,8 +211,7 @@ def _fill_bank(predictor, images, labels: list[str], seed: int, batch_size: int)
             tree = predictor(y)
             parts.append((to_bytes(tree.leaves), tree.probs[-1].cpu(), to_bytes(x)))
     leaves, probs, truths = (torch.cat(part) for part in zip(*parts, strict=True))
-    number = {label: i for i, label in enumerate(sorted(set(labels)))}
-    groups = torch.tensor([number[label] for label in labels])
+    groups = number_of(labels)
     prints = fingerprint_of(predictor)
     return Bank(leaves, probs, truths, groups, drawn(labels, seed), prints)
 

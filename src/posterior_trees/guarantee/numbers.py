@@ -109,14 +109,20 @@ def _width(form: Form, values: Values, probs: Values, truth: Tensor, half: Tenso
     return (high - low).mean().item()
 
 
-def measure_leaves(tree: Tree, measure: Measure, name: str) -> Values:
+def measure_leaves(
+    tree: Tree, measure: Measure, name: str, names: Sequence[str] | None = None
+) -> Values:
     """The measure of every leaf; an absent one repeats its parent, and weighs nothing."""
-    rows = [measure_each(leaves, measure, name) for leaves in tree.leaves]
+    count = tree.leaves.shape[1]
+    of = [f"an answer to {one}" for one in names] if names else ["an answer of a tree"] * len(tree)
+    rows = [
+        measure_each(x, measure, name, [o] * count) for x, o in zip(tree.leaves, of, strict=True)
+    ]
     return torch.stack(rows) if rows else torch.zeros(0, tree.leaves.shape[1], dtype=torch.float64)
 
 
 def measure_each(
-    images: Float[Tensor, "n *shape"], measure: Measure, name: str, of: Sequence[str] | None = None
+    images: Float[Tensor, "n *shape"], measure: Measure, name: str, of: Sequence[str]
 ) -> Float[Tensor, "n"]:
     """The measure of every image, or which of them it fails on."""
     values = []
@@ -124,16 +130,14 @@ def measure_each(
         try:
             value = float(measure(image))
         except Exception as error:
-            where = f" of {of[i]}" if of else ""
             raise MeasureError(
-                f"the measure {name!r} fails{where}: {type(error).__name__}: {error}. It takes one "
-                f"image {tuple(image.shape)} and must give a number for each"
+                f"the measure {name!r} fails of {of[i]}: {type(error).__name__}: {error}. It takes "
+                f"one image {tuple(image.shape)} and must give a number for each"
             ) from error
         if not math.isfinite(value):
-            where = f" for {of[i]}" if of else " for an answer of the tree"
             raise MeasureError(
-                f"the measure {name!r} gave {value}{where}; it must give finite numbers for all "
-                "images: let it say what it is where there is nothing to measure"
+                f"the measure {name!r} gave {value} for {of[i]}; it must give finite numbers for "
+                "all images: let it say what it is where there is nothing to measure"
             )
         values.append(value)
     return torch.tensor(values, dtype=torch.float64)

@@ -14,14 +14,19 @@ import torch
 
 from posterior_trees import store
 from posterior_trees.errors import ModelError
+from posterior_trees.guarantee.certificate import PREFIX, Guarantee
 from posterior_trees.models.build import build_predictor, check_own, outline, terms
 from posterior_trees.predictor import TreePredictor
 from posterior_trees.recipe import Recipe, parse_resolved, write_recipe
 from posterior_trees.schema import SchemaError, check
 
 SCHEMA = 1
+CERTIFIED = 2
+"""Schema of a file that holds a guarantee: older versions would take its tensors for weights."""
+Tensors = dict[str, torch.Tensor]
 Shapes = Mapping[str, tuple[int, ...]]
 FORM = {"model": int, "recipe": str, "about": dict}
+"""Of the facts; a guarantee, if there is one, has its own."""
 SHIPPED = ("digits", "cells")
 """Models inside the package, for `load`."""
 
@@ -67,17 +72,33 @@ def load(
     else:
         check_own(predictor, recipe)
         check_layout(predictor.network, shapes, str(file))
-    weights = read_weights(file)
+    weights, kept = read_tensors(file)
     predictor.about = {**facts["about"], **terms(recipe)}
     predictor.network.load_state_dict(weights)
     predictor.to(device=device or best_device(), dtype=dtype)
+    if "guarantee" in facts:  # whether it holds for this dtype is looked at when it predicts
+        predictor._guarantee = Guarantee.of(kept, facts["guarantee"])
     return predictor.eval().requires_grad_(False)
+
+
+def keep_guarantee(
+    name_or_path: str | PathLike[str],
+    guarantee: Guarantee,
+    out: str | PathLike[str] | None = None,
+) -> Path:
+    """Write a guarantee into a model's file, or into a copy `out` of it; weights stay as they
+    are."""
+    file = find_model(name_or_path)
+    weights, _ = read_tensors(file)
+    facts = _read_header(file)[1] | {"model": CERTIFIED, "guarantee": guarantee.facts}
+    store.write(out or file, weights | guarantee.tensors(), facts)
+    return Path(out or file)
 
 
 def start_from(predictor: TreePredictor, name_or_path: str | PathLike[str]) -> None:
     """Give a predictor that is to be trained the weights of a model of the same layout."""
     file = find_model(name_or_path)
-    weights = read_weights(file)
+    weights, _ = read_tensors(file)
     if difference := find_difference(predictor.network, shapes_of(weights)):
         raise ModelError(
             f"training cannot begin with the weights of {name_or_path}: {difference}. Give the "
@@ -122,27 +143,29 @@ def _read_header(file: Path) -> tuple[Shapes, dict[str, Any]]:
         check(facts, FORM, "its facts", required=tuple(FORM))
     except SchemaError as error:
         raise ModelError(f"{file} is damaged: {error}; copy or train it again") from error
-    if facts["model"] > SCHEMA:
+    if facts["model"] > CERTIFIED:
         raise ModelError(
-            f"{file} has model schema {facts['model']}, this version reads up to {SCHEMA}: "
+            f"{file} has model schema {facts['model']}, this version reads up to {CERTIFIED}: "
             "upgrade posterior-trees"
         )
-    return shapes, facts
+    return {name: s for name, s in shapes.items() if not name.startswith(PREFIX)}, facts
 
 
-def read_weights(file: Path) -> dict[str, torch.Tensor]:
-    """The weights of a model's file, all of them finite numbers."""
+def read_tensors(file: Path) -> tuple[Tensors, Tensors]:
+    """Of a model's file the weights, all of them finite numbers, and what its guarantee keeps."""
     try:
-        weights, _ = store.read(file)
+        tensors, _ = store.read(file)
     except store.StoreError as error:
         raise ModelError(str(error)) from error
+    kept = {name: tensor for name, tensor in tensors.items() if name.startswith(PREFIX)}
+    weights = {name: tensor for name, tensor in tensors.items() if name not in kept}
     bad = [name for name, values in weights.items() if not bool(values.isfinite().all())]
     if bad:
         raise ModelError(
             f"{file} has NaN or infinite weights in {len(bad)} tensors, first {bad[0]!r}: its "
             "training diverged, or the file is damaged. Copy or train it again"
         )
-    return weights
+    return weights, kept
 
 
 def find_model(name_or_path: str | PathLike[str]) -> Path:

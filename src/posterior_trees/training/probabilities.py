@@ -38,7 +38,7 @@ from posterior_trees import store
 from posterior_trees.data import ImageSet, find_groups, measured_batch
 from posterior_trees.errors import RunError
 from posterior_trees.evaluation.score import score
-from posterior_trees.models.checkpoint import load_weights, save_model
+from posterior_trees.models.checkpoint import load_weights, read_tensors, save_model
 from posterior_trees.predictor import TreePredictor
 from posterior_trees.recipe import Recipe
 from posterior_trees.training.run import Run, read_log
@@ -272,13 +272,13 @@ def calibrate_run(run: Run, predictor: TreePredictor, images: ImageSet) -> None:
     The record goes into the last line of the log and then, with the weights, into the model file,
     which says whether a run is calibrated. Killed anywhere in between, it is done again alike.
     """
-    weights, facts = store.read(run.model_file)
+    facts = store.read_facts(run.model_file)
     if "calibration" in facts["about"]:
         return
     network = predictor.network
     own = {name: tensor.clone() for name, tensor in network.state_dict().items()}
     try:
-        load_weights(network, weights, origin=str(run.model_file))
+        load_weights(network, read_tensors(run.model_file)[0], origin=str(run.model_file))
         record = calibrate(predictor, images, run.recipe)
         *lines, last = read_log(run.log_file)
         lines.append(last | {"calibration": record})

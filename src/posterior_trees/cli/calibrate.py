@@ -1,0 +1,150 @@
+"""The command `ptrees calibrate`: promises for a model's trees; heavy imports inside."""
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from posterior_trees.cli.model import add_device, add_model, load_model
+from posterior_trees.cli.options import add_data, count
+
+if TYPE_CHECKING:
+    from posterior_trees.guarantee.certificate import Guarantee
+
+SPLITS = ("validation", "test")
+
+
+def add(commands: Any) -> None:
+    parser = commands.add_parser(
+        "calibrate", help="promises that hold: a certificate from images the model never saw"
+    )
+    add_model(parser)
+    add_data(parser)
+    add_device(parser)
+    parser.add_argument("--split", choices=SPLITS, default="test", help="which images [test]")
+    parser.add_argument("--fit", choices=("train", *SPLITS), help="images that fit the scales [a "
+                        "third of the same, which then give no scores]")  # fmt: skip
+    parser.add_argument("--groups", choices=("well", "file", "image"), help="what is held out as a "
+                        "whole [as the recipe splits]")  # fmt: skip
+    parser.add_argument("--level", type=float, default=0.9, help="what is printed and asked for")
+    parser.add_argument("--measure", action="append", default=[], metavar="NAME", help="ink, "
+                        "share=0.5, box=T,L,H,W, nuclei or MODULE:FUNCTION; repeat it for "
+                        "more")  # fmt: skip
+    parser.add_argument("--box", type=count, nargs=2, metavar=("H", "W"), help="size of the boxes "
+                        "that may be chosen after looking [a quarter]")  # fmt: skip
+    parser.add_argument("--limit", type=count, help="at most N evenly spaced images")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--bank", type=count, metavar="N", help="keep N images, for functions "
+                        "nobody foresaw, in a file beside")  # fmt: skip
+    parser.add_argument("--out", type=Path, help="write a copy of the model [into the model]")
+    parser.add_argument("--report", type=Path, metavar="FILE", help="a figure of coverage and "
+                        "honesty")  # fmt: skip
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> None:
+    from posterior_trees.data import evenly_spaced
+    from posterior_trees.guarantee.certify import fill_bank, judge_images
+    from posterior_trees.models.checkpoint import SHIPPED, find_model, keep_guarantee, load_recipe
+    from posterior_trees.progress import track
+    from posterior_trees.store import make_folder_of
+
+    if arguments.model in SHIPPED and not arguments.out:
+        raise _refusal(f"{arguments.model} ships with the package: give --out FILE for a copy")
+    for file in (arguments.out, arguments.report):
+        if file:
+            make_folder_of(file)
+    recipe, predictor = load_recipe(arguments.model), load_model(arguments, arguments.device)
+    predictor.guarantee = None
+    images = load_unseen(arguments, recipe, arguments.split)
+    if arguments.limit:
+        images = images.subset(evenly_spaced(len(images), arguments.limit))
+    groups = arguments.groups or ("well" if recipe.data.split == "well" else "file")
+    options = {"measures": arguments.measure, "box": arguments.box and tuple(arguments.box)}
+    options |= {"seed": arguments.seed, "batch_size": recipe.training.evaluation_batch}
+    if arguments.fit:
+        options["fit"] = load_unseen(arguments, recipe, arguments.fit)
+    watch = track("calibrating")
+    judged = judge_images(predictor, images, groups, **options, watch=watch)
+    judged.about["split"] = arguments.split
+    guarantee = judged.conclude()
+    guarantee.check_level(arguments.level)
+    describe(arguments, guarantee, judged)
+    written = [keep_guarantee(arguments.model, guarantee, arguments.out)]
+    if arguments.bank:
+        kept = evenly_spaced(len(images), arguments.bank)
+        labels = [judged.labels[i] for i in kept]
+        bank = fill_bank(
+            predictor, images.subset(kept), labels, arguments.seed, options["batch_size"]
+        )
+        written.append((arguments.out or find_model(arguments.model)).with_suffix(".bank"))
+        bank.save(written[-1])
+    if arguments.report:
+        report(arguments, guarantee, judged)
+        written.append(arguments.report)
+    print(*written, sep="\n")
+
+
+def load_unseen(arguments: argparse.Namespace, recipe: Any, split: str) -> Any:
+    """The images of a split; none of them may have been trained on, unless they fit scales."""
+    from posterior_trees.data import list_names, load_evaluation
+    from posterior_trees.data.splits import image_of
+
+    images = load_evaluation(recipe.data, arguments.data, split)
+    if split == "train":
+        return images
+    trained = set(list_names(recipe.data, arguments.data, "train"))
+    if seen := sorted({image_of(name) for name in images.names} & trained):
+        raise _refusal(f"{len(seen)} of the {split} images were trained on, first {seen[0]}")
+    return images
+
+
+def describe(arguments: argparse.Namespace, guarantee: "Guarantee", judged: Any) -> None:
+    """What is promised, on what it rests, and what is not promised."""
+    from posterior_trees.guarantee.judging import take
+    from posterior_trees.guarantee.report import sizes_of
+
+    level, nodes, facts = arguments.level, guarantee.facts["nodes"], guarantee.facts
+    found = sizes_of(take(judged.rows, ~judged.fits), guarantee, level)
+    things = {"well": "wells", "file": "files"}.get(facts["kind"], "groups")
+    units = f" in {guarantee.groups} {things}" if guarantee.groups else ""
+    print(f"{guarantee.n:,} {arguments.split} images{units} give scores, "
+          f"{facts['fitted_on']:,} fit the scales")  # fmt: skip
+    low, high = (100 * share for share in guarantee.terms(level).range)
+    print(f"finest level {100 * guarantee.finest_level:.4g} %; at {100 * level:g} % the coverage "
+          f"of such a calibration lies in {low:.1f}–{high:.1f} %, 9 times of 10")  # fmt: skip
+    of = len(judged.rows["probs"][0])
+    for name, words in (
+        (f"cut{nodes}", f"the truth's path is in at most {nodes} nodes"),
+        ("leaves", "the truth's path is in as many nodes as it takes"),
+    ):
+        print(f"  {words}: {found[f'{name}.nodes']:.2f} nodes, "
+              f"{found[f'{name}.leaves']:.2f} of {of} leaves")  # fmt: skip
+    print(f"  the truth is within {found['ball.radius']:.4g} (RMSE) of some leaf")
+    for name in facts["measures"]:
+        print(f"  {name}: intervals {found[f'{name}.width']:.4g} wide")
+    if "boxes.width" in found:
+        print(f"  any box of {guarantee.grid.size[0]}×{guarantee.grid.size[1]}, chosen after "
+              f"looking: {found['boxes.width']:.3g} wide")  # fmt: skip
+    if "typical" in guarantee.scores:
+        print("  inputs unlike these are told (p ≤ 0.05 for 1 of 20 like them)")
+    if arguments.fit == "train":
+        print("the scales were fitted on trained images: promises hold, and are wider for it")
+    print("Not promised: anything about one image or class of images (it holds on average), about "
+          "other devices or populations, or after images were selected.")  # fmt: skip
+
+
+def report(arguments: argparse.Namespace, guarantee: "Guarantee", judged: Any) -> None:
+    from posterior_trees.guarantee.report import diagnose, draw_report
+
+    found = diagnose(judged, guarantee, arguments.level)
+    title = f"{arguments.model}: {guarantee.n:,} {arguments.split} images"
+    title += f" in {guarantee.groups} groups" if guarantee.groups else ""
+    draw_report(arguments.report, found, title)
+    print(f"trees by themselves: {found.verdict} (z = {found.z:+.1f})", file=sys.stderr)
+
+
+def _refusal(text: str) -> Exception:
+    from posterior_trees.errors import GuaranteeError
+
+    return GuaranteeError(text)

@@ -1,0 +1,217 @@
+r"""Diagnostics of a calibration: does it cover what it promises, and were the trees honest before?
+
+Coverage is judged on halves: the scored groups are halved `SPLITS` times by a hash of their names,
+one half gives the quantile, the other is covered or not.
+
+Whether a tree was honest before is the rank of the truth in its own order of leaves, the mass of
+the likelier leaves and, at random, a part $U$ of its own:
+
+$$ r = \sum_{l:\, \alpha_l > \alpha_{l^*}} \alpha_l + U \alpha_{l^*}, $$
+
+uniform if the probabilities are right. It piles up near 1 if they are too sure, near 0 if they are
+too unsure; $z$ is its mean in standard errors, over groups.
+"""
+
+from os import PathLike
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from posterior_trees.guarantee import balls, cuts
+from posterior_trees.guarantee.certificate import Guarantee
+from posterior_trees.guarantee.conformal import beta_range, finest_level, quantile, weights
+from posterior_trees.guarantee.judging import Judged, Rows, number_of, score_rows, take
+from posterior_trees.guarantee.numbers import Form
+from posterior_trees.seeding import unit_hash
+from posterior_trees.tree import Tree, grow
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+LEVELS = tuple(i / 20 for i in range(1, 20))
+SPLITS = 20
+BINS = 10
+FEW = 60
+"""Groups up to which each is left out in turn, and shown."""
+TELLING = 3.0
+"""Standard errors from which on trees are called too sure or too unsure."""
+
+
+class Diagnosis(NamedTuple):
+    """Numbers behind the figure; `coverage` by promise, over `levels` and then splits."""
+
+    verdict: str
+    z: float
+    rank: Float[Tensor, "n"]
+    levels: list[float]
+    coverage: dict[str, Float[Tensor, "levels splits"]]
+    band: list[tuple[float, float]]
+    by_group: Float[Tensor, "groups"]
+    group: str
+    by_size: list[tuple[int, int, float]]
+    reliability: list[tuple[float, float, int]]
+
+
+def diagnose(judged: Judged, guarantee: Guarantee, level: float = 0.9) -> Diagnosis:
+    """Coverage and honesty of what was judged; `guarantee` is what was concluded from it."""
+    kept = ~judged.fits
+    rows = take(judged.rows, kept)
+    labels = [label for label, is_kept in zip(judged.labels, kept.tolist(), strict=True) if is_kept]
+    groups = number_of(labels)
+    scores = score_rows(rows, judged.plan, guarantee.fitted, guarantee.facts["measures"])
+    votes = weights(groups, len(groups))
+    count = len(groups.unique())
+    levels = [level for level in LEVELS if level <= finest_level(count // 2)]
+    coverage = {name: _cover(values, labels, groups, levels) for name, values in scores.items()}
+    ranks = _ranks(rows)
+    means = torch.zeros(count, dtype=torch.float64).index_add_(0, groups, votes * (ranks - 0.5))
+    z = (means.mean() / (means.std() / count**0.5)).item() if count > 1 else 0.0
+    verdict = "too sure" if z > TELLING else "too unsure" if z < -TELLING else "honest"
+    inside, sizes = _inside(scores, rows, judged, groups, min(level, finest_level(count - 1)))
+    by_group, group = _shares(inside, groups), "group, left out in turn"
+    if count > FEW:
+        by_group, group = _shares(inside, rows["probs"].argmax(dim=1)), "likeliest leaf"
+    band = [beta_range(count // 2, level) for level in levels]
+    by_size = [
+        (int(size), int((sizes == size).sum()), inside[sizes == size].mean().item())
+        for size in sizes.unique()
+    ]
+    shown = by_group, group, by_size, _reliability(rows)
+    return Diagnosis(verdict, z, ranks, levels, coverage, band, *shown)
+
+
+def sizes_of(rows: Rows, guarantee: Guarantee, level: float) -> dict[str, float]:
+    """How much each promise says of these images: nodes and leaves of cuts, radius, widths."""
+    stubs, nodes = _stubs(rows, guarantee.facts["branching"]), guarantee.facts["nodes"]
+    found = {}
+    for name, layout in (
+        (f"cut{nodes}", cuts.antichains(stubs.branching, nodes)),
+        ("leaves", None),
+    ):
+        chosen = [
+            paths for paths, _ in cuts.cut(stubs, guarantee.scores[name].quantile(level), layout)
+        ]
+        found[f"{name}.nodes"] = sum(map(len, chosen)) / len(chosen)
+        found[f"{name}.leaves"] = sum(_covered(stubs, paths) for paths in chosen) / len(chosen)
+    sigma = balls.scale(rows["ball.features"], guarantee.fitted["ball"])
+    found["ball.radius"] = (guarantee.scores["ball"].quantile(level) * sigma).mean().item()
+    for name, kept in guarantee.facts["measures"].items():
+        q = guarantee.scores[f"measure.{name}"].quantile(level)
+        low, high = Form(*kept["form"]).interval(rows[f"values.{name}"], rows["probs"], q)
+        least, most = (value for value in kept["limits"])
+        if (least, most) != (None, None):
+            low, high = low.clamp(least, most), high.clamp(least, most)
+        found[f"{name}.width"] = (high - low).mean().item()
+    if "boxes" in guarantee.scores:
+        q = guarantee.scores["boxes"].quantile(level)
+        widths = 2 * q * (rows["box.variance"] + guarantee.fitted["boxes"].double()).sqrt()
+        found["boxes.width"] = widths.clamp(max=1).mean().item()
+    return found
+
+
+def draw_report(file: str | PathLike[str], found: Diagnosis, title: str) -> None:
+    """The figure of a diagnosis."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(15, 3.4), layout="constrained")
+    axes = figure.subplots(1, 5)
+    _draw_coverage(axes[0], found)
+    _draw_groups(axes[1], found)
+    sizes, counts, shares = zip(*found.by_size, strict=True)
+    axes[2].scatter(sizes, shares, [20 + 300 * n / sum(counts) for n in counts], alpha=0.6)
+    axes[2].set(xlabel="leaves in the cut", ylabel="share covered", ylim=(0, 1.05))
+    axes[3].hist(found.rank.tolist(), bins=BINS, range=(0, 1), color="C7")
+    axes[3].axhline(len(found.rank) / BINS, color="k", lw=1)
+    axes[3].set(xlabel="rank of the truth in its own tree", ylabel="images")
+    axes[3].set_title(f"trees: {found.verdict} (z = {found.z:+.1f})", fontsize=10)
+    told, true, _ = zip(*found.reliability, strict=True)
+    axes[4].plot([0, 1], [0, 1], color="k", lw=1)
+    axes[4].plot(told, true, "o-", color="C3", ms=4)
+    axes[4].set(xlabel="probability of a leaf", ylabel="how often it is reached")
+    figure.suptitle(title, fontsize=11)
+    figure.savefig(file, dpi=110)
+
+
+def _draw_coverage(axes: "Axes", found: Diagnosis) -> None:
+    low, high = zip(*found.band, strict=True)
+    axes.fill_between(found.levels, low, high, color="0.85", label="Beta, 90 %")
+    for name, values in found.coverage.items():
+        axes.plot(found.levels, values.mean(dim=1).tolist(), lw=1.2, label=name)
+    axes.plot([0, 1], [0, 1], color="k", lw=0.8)
+    axes.set(xlabel="level", ylabel="coverage on the other half")
+    axes.legend(fontsize=6)
+
+
+def _draw_groups(axes: "Axes", found: Diagnosis) -> None:
+    shares = found.by_group.sort().values
+    axes.bar(range(len(shares)), shares.tolist(), color="C0")
+    axes.axhline(shares.mean().item(), color="k", lw=1)
+    axes.set(xlabel=found.group, ylabel="share covered (cut)", ylim=(0, 1.05))
+
+
+def _shares(inside: Float[Tensor, "n"], groups: Tensor) -> Float[Tensor, "groups"]:
+    """The share of each group's images that are covered."""
+    place = groups.unique(return_inverse=True)[1]
+    return place.bincount(inside) / place.bincount()
+
+
+def _cover(values: Tensor, labels: list[str], groups: Tensor, levels: list[float]) -> Tensor:
+    shares = []
+    for split in range(SPLITS):
+        half = torch.tensor([unit_hash(label, f"half {split}") < 0.5 for label in labels])
+        if not half.any() or half.all():
+            continue
+        votes = weights(groups[~half], int((~half).sum()))
+        quantiles = torch.tensor([quantile(values[half], level, groups[half]) for level in levels])
+        inside = values[~half] <= quantiles[:, None]
+        shares.append((inside * votes).sum(dim=1) / votes.sum())
+    return torch.stack(shares, dim=1)
+
+
+def _ranks(rows: Rows) -> Float[Tensor, "n"]:
+    """The rank of each truth; the part of its own leaf is drawn, always the same."""
+    own = rows["probs"].gather(1, rows["leaf"][:, None])[:, 0]
+    likelier = (rows["probs"] * (rows["probs"] > own[:, None])).sum(dim=1)
+    uniform = torch.rand(len(own), generator=torch.Generator().manual_seed(0), dtype=own.dtype)
+    return likelier + uniform * own
+
+
+def _inside(
+    scores: dict[str, Tensor], rows: Rows, judged: Judged, groups: Tensor, level: float
+) -> tuple[Float[Tensor, "n"], Tensor]:
+    """Whether each truth is in its cut, its group left out of the calibration where groups are
+    few, and how many leaves the cut covers."""
+    values = scores[f"cut{judged.plan.nodes}"]
+    q = torch.full(values.shape, quantile(values, level, groups))
+    if len(names := groups.unique()) <= FEW:
+        for name in names:
+            own = groups == name
+            q[own] = quantile(values[~own], level, groups[~own])
+    stubs = _stubs(rows, judged.about["branching"])
+    layout = cuts.antichains(stubs.branching, judged.plan.nodes)
+    chosen = [cuts.cut(stubs[i], t, layout)[0][0] for i, t in enumerate(q.tolist())]
+    sizes = torch.tensor([_covered(stubs, paths) for paths in chosen])
+    return (values <= q).double(), sizes
+
+
+def _stubs(rows: Rows, branching: list[int]) -> Tree:
+    """Trees of these probabilities, whose images do not matter."""
+    probs = rows["probs"]
+    return grow(probs.new_zeros((*probs.shape, 1)), probs.log(), branching)
+
+
+def _covered(tree: Tree, paths: list[tuple[int, ...]]) -> int:
+    width = tree.leaves.shape[1]
+    return sum(width // tree.log_probs[len(path)].shape[1] for path in paths)
+
+
+def _reliability(rows: Rows) -> list[tuple[float, float, int]]:
+    """Of leaves by their probability, in tenths: the mean probability, how often they are reached,
+    and how many there are."""
+    told = rows["probs"].flatten()
+    true = torch.zeros_like(rows["probs"]).scatter(1, rows["leaf"][:, None], 1.0).flatten()
+    tenth = (told * BINS).long().clamp(max=BINS - 1)
+    parts = [tenth == i for i in range(BINS)]
+    return [(told[p].mean().item(), true[p].mean().item(), int(p.sum())) for p in parts if p.any()]

@@ -1,0 +1,176 @@
+"""`ptrees calibrate`: certificates in model files, what is printed, refused and drawn."""
+
+import re
+import struct
+
+import pytest
+import torch
+from test_guarantee import draw_trees
+from tiny import make_blobs, make_recipe
+
+from posterior_trees import Tree, grow, load, store
+from posterior_trees.cli import main
+from posterior_trees.errors import GuaranteeError, ModelError
+from posterior_trees.guarantee.bank import Bank
+from posterior_trees.guarantee.certify import judge_trees
+from posterior_trees.guarantee.report import diagnose, draw_report, sizes_of
+from posterior_trees.models import checkpoint
+from posterior_trees.models.build import build_predictor
+
+
+def write_blobs(folder, train: int = 20, test: int = 90) -> None:
+    (folder / "blobs").mkdir(parents=True, exist_ok=True)
+    for part, images in (("train", make_blobs(train)), ("t10k", make_blobs(test, seed=1))):
+        header = struct.pack(">4B3I", 0, 0, 8, 3, len(images), 8, 8)
+        file = folder / "blobs" / f"{part}-images-idx3-ubyte"
+        file.write_bytes(header + images.x.numpy().tobytes())
+
+
+@pytest.fixture
+def world(tmp_path):
+    """A data folder and the file of an untrained model."""
+    write_blobs(tmp_path)
+    torch.manual_seed(0)
+    recipe = make_recipe()
+    checkpoint.save_model(tmp_path / "m.safetensors", build_predictor(recipe), recipe, {})
+    return tmp_path
+
+
+def calibrate(world, *words: object) -> None:
+    file = world / "m.safetensors"
+    main(["calibrate", str(file), "--data", str(world), "--device", "cpu", *map(str, words)])
+
+
+def test_a_model_file_keeps_its_certificate_and_its_weights(world, capsys):
+    file = world / "m.safetensors"
+    before = load(file, "cpu")
+    calibrate(world, "--measure", "ink", "--measure", "share=0.5", "--box", 3, 3)
+    said = capsys.readouterr().out
+    for words in ("fit the scales", "finest level", "9 times of 10", "at most 3 nodes", "(RMSE)",
+                  "ink: intervals", "any box of 3×3", "Not promised"):  # fmt: skip
+        assert words in said
+    after = load(file, "cpu")
+    assert store.read_facts(file)["model"] == 2
+    states = before.network.state_dict(), after.network.state_dict()
+    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+    y = after.measure(make_blobs(3, seed=4).batch(range(3))[0])
+    assert torch.equal(before(y).leaves, after(y).leaves)
+    assert before.guarantee is None
+    assert len(after(y).cut(0.9)) == 3
+    assert after(y).interval("share=0.5", 0.8).level == 0.8
+    assert load(file, "cpu", torch.bfloat16)(y).guarantee is not None
+    with pytest.raises(GuaranteeError, match="another dtype"):
+        load(file, "cpu", torch.bfloat16)(y).cut(0.9)
+
+
+def test_an_old_reader_asks_for_an_upgrade_and_an_old_file_has_no_guarantee(world, monkeypatch):
+    file = world / "m.safetensors"
+    assert store.read_facts(file)["model"] == 1
+    calibrate(world)
+    monkeypatch.setattr(checkpoint, "CERTIFIED", 1)
+    with pytest.raises(ModelError, match="upgrade posterior-trees"):
+        load(file, "cpu")
+
+
+def test_a_certificate_travels_with_a_copy_and_is_replaced(world):
+    copy = world / "out" / "copy.safetensors"
+    calibrate(world, "--out", copy, "--bank", 30)
+    assert load(world / "m.safetensors", "cpu").guarantee is None
+    first = load(copy, "cpu").guarantee
+    bank = Bank.load(world / "out" / "copy.bank")
+    assert len(bank.truths) == 30
+    assert bank.prints == first.facts["predictor"]
+    main(["calibrate", str(copy), "--data", str(world), "--limit", "60", "--seed", "3"])
+    second = load(copy, "cpu").guarantee
+    assert (first.n, second.facts["seed"]) != (second.n, first.facts["seed"])
+    assert not [name for name in store.read(copy)[0] if name.count("guarantee") > 1]
+
+
+def test_a_model_to_begin_with_may_have_a_certificate(world):
+    calibrate(world)
+    other = build_predictor(make_recipe())
+    checkpoint.start_from(other, world / "m.safetensors")
+    mine = load(world / "m.safetensors", "cpu").network.state_dict()
+    assert all(torch.equal(v, mine[k]) for k, v in other.network.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--level", "0.99"], "99 % is finer than .* images allow"),
+        (["--level", "1.5"], "level is 1.5"),
+        (["--limit", "5"], "images would fit the scales"),
+        (["--measure", "spots"], "there is no measure 'spots'"),
+        (["--box", "30", "30"], "boxes of 30×30 do not fit"),
+        (["--measure", "test_calibrate:broken"], "'test_calibrate:broken' fails of t10k/"),
+    ],
+)
+def test_what_cannot_be_promised_is_refused_in_words(world, capsys, words, said):
+    with pytest.raises(SystemExit) as stopped:
+        calibrate(world, *words)
+    assert stopped.value.code == 1
+    told = capsys.readouterr().err
+    assert re.search(said, told), told
+    assert store.read_facts(world / "m.safetensors")["model"] == 1
+
+
+def broken(image):
+    raise RuntimeError("no")
+
+
+def test_the_training_split_is_refused(world, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        calibrate(world, "--split", "train")
+    assert stopped.value.code == 2
+
+
+def test_a_shipped_model_is_not_written_to(world, capsys):
+    with pytest.raises(SystemExit):
+        main(["calibrate", "digits", "--data", str(world)])
+    assert "--out FILE" in capsys.readouterr().err
+
+
+def honest_world(strength: float, n: int = 1500) -> tuple[Tree, torch.Tensor]:
+    """Truths drawn from the trees' probabilities; the trees claim other ones, `strength` times as
+    sure."""
+    tree, x = draw_trees(n, shape=(1, 3, 3))
+    claimed = (strength * tree.log_probs[-1]).log_softmax(dim=1)
+    return grow(tree.leaves, claimed, (3, 3)), x
+
+
+@pytest.mark.parametrize(
+    ("strength", "verdict"), [(1.0, "honest"), (2.0, "too sure"), (0.5, "too unsure")]
+)
+@pytest.mark.parametrize("is_grouped", [False, True])
+def test_the_report_tells_honest_trees_from_others_and_all_are_covered(
+    tmp_path, strength, verdict, is_grouped
+):
+    names = [f"g{i // 10}" for i in range(1500)] if is_grouped else None
+    judged = judge_trees(*honest_world(strength), names, ["ink"])
+    found = diagnose(judged, judged.conclude())
+    assert found.verdict == verdict
+    at = found.levels.index(0.9)
+    for name, coverage in found.coverage.items():
+        assert coverage[at].mean().item() == pytest.approx(0.91, abs=0.03), name
+    draw_report(tmp_path / "report.png", found, "a test")
+    assert (tmp_path / "report.png").stat().st_size > 10_000
+
+
+def test_sizes_are_those_of_the_answers():
+    """What is printed of stored numbers is what trees answer."""
+    tree, x = honest_world(1.0, 300)
+    judged = judge_trees(tree, x, measures=["ink"], box=(2, 2))
+    g = judged.conclude()
+    tree.guarantee = g
+    found = sizes_of(judged.rows, g, 0.9)
+    cuts = tree.cut(0.9)
+    assert found["cut3.nodes"] == pytest.approx(sum(len(c.paths) for c in cuts) / 300)
+    assert found["ball.radius"] == pytest.approx(tree.ball(0.9).radius.mean().item(), rel=1e-6)
+    ink = tree.interval("ink", 0.9)
+    assert found["ink.width"] == pytest.approx((ink.high - ink.low).mean().item(), rel=1e-6)
+
+
+def test_the_report_is_one_figure(world, capsys):
+    calibrate(world, "--report", world / "r" / "report.png")
+    assert (world / "r" / "report.png").is_file()
+    assert "trees by themselves" in capsys.readouterr().err
