@@ -142,7 +142,7 @@ def test_a_state_or_a_tree_is_not_a_model(tmp_path, facts):
 
 def test_a_newer_schema_asks_for_an_upgrade(model):
     predictor, chosen, file = model
-    facts = {"model": checkpoint.SCHEMA + 1, "recipe": write_recipe(chosen), "about": {}}
+    facts = {"model": checkpoint.CERTIFIED + 1, "recipe": write_recipe(chosen), "about": {}}
     store.write(file, predictor.network.state_dict(), facts)
     with pytest.raises(ModelError, match=r"model schema 3, this version reads up to 2: upgrade"):
         load(file)

@@ -5,8 +5,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from posterior_trees.cli.model import add_device, add_model, load_model
-from posterior_trees.cli.options import add_data, count
+from posterior_trees.cli.model import add_model, load_model
+from posterior_trees.cli.options import add_data, add_device, add_limit, add_split, count
 
 if TYPE_CHECKING:
     from posterior_trees.guarantee.certificate import Guarantee
@@ -21,7 +21,7 @@ def add(commands: Any) -> None:
     add_model(parser)
     add_data(parser)
     add_device(parser)
-    parser.add_argument("--split", choices=SPLITS, default="test", help="which images [test]")
+    add_split(parser, SPLITS)
     parser.add_argument("--fit", choices=("train", *SPLITS), help="images that fit the scales [a "
                         "third of the same, which then give no scores]")  # fmt: skip
     parser.add_argument("--groups", choices=("well", "file", "image"), help="what is held out as a "
@@ -32,7 +32,7 @@ def add(commands: Any) -> None:
                         "more")  # fmt: skip
     parser.add_argument("--box", type=count, nargs=2, metavar=("H", "W"), help="size of the boxes "
                         "that may be chosen after looking [a quarter]")  # fmt: skip
-    parser.add_argument("--limit", type=count, help="at most N evenly spaced images")
+    add_limit(parser, "evenly spaced ones [all]")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--bank", type=count, metavar="N", help="keep N images, for functions "
                         "nobody foresaw, in a file beside")  # fmt: skip
@@ -60,7 +60,10 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.limit:
         images = images.subset(evenly_spaced(len(images), arguments.limit))
     groups = arguments.groups or ("well" if recipe.data.split == "well" else "file")
-    options = {"measures": arguments.measure, "box": arguments.box and tuple(arguments.box)}
+    options: dict[str, Any] = {
+        "measures": arguments.measure,
+        "box": arguments.box and tuple(arguments.box),
+    }
     options |= {"seed": arguments.seed, "batch_size": recipe.training.evaluation_batch}
     if arguments.fit:
         options["fit"] = load_unseen(arguments, recipe, arguments.fit)
