@@ -15,12 +15,13 @@ from torch import Tensor
 
 from posterior_trees import store
 from posterior_trees.errors import RunError
-from posterior_trees.loss import Objective
 from posterior_trees.models.build import build_predictor
 from posterior_trees.networks import Leaves
+from posterior_trees.training.association.surprise import Surprise
 from posterior_trees.training.devices import gather_leaves, make_fabric
 from posterior_trees.training.feed import Feed
 from posterior_trees.training.learn import Learner
+from posterior_trees.training.objective import Objective, objective
 from posterior_trees.training.run import Run, read_log
 from posterior_trees.training.trainer import Trainer, fit
 
@@ -166,8 +167,7 @@ def test_randomness_does_not_depend_on_the_number_of_processes(recipe, blobs, pr
 
 
 def test_a_rate_compares_with_the_probabilities_of_the_whole_batch(recipe, blobs, monkeypatch):
-    chosen = recipe("tree.depth=2", "loss.rate=1000", "loss.is_rate_relative=true")
-    predictor, x = build_predictor(chosen), blobs(8).x[:].float() / 255
+    predictor, x = build_predictor(recipe("tree.depth=2")), blobs(8).x[:].float() / 255
     y = predictor.measurement(x)
     generator = torch.Generator().manual_seed(3)
     leaves = torch.randn(8, 4, *x.shape[1:], generator=generator)
@@ -177,10 +177,10 @@ def test_a_rate_compares_with_the_probabilities_of_the_whole_batch(recipe, blobs
     def judge(part: slice, processes: int, all_reduce: Callable[[Tensor], object]) -> Objective:
         monkeypatch.setattr(torch.distributed, "all_reduce", all_reduce)
         learner = Learner.__new__(Learner)
-        learner.recipe, learner.predictor = chosen, predictor
         learner.fabric = fabric_of(0, processes)
         mine = Leaves(leaves[part], logits[part].log_softmax(dim=1))
-        return learner._objective(mine, x[part], y[part], torch.tensor(0.1), torch.tensor(0.0))
+        rules = [Surprise(1000.0, learner._mean)]
+        return objective(predictor.assemble(mine, y[part]), x[part], 0.1, rules)
 
     whole = judge(slice(None), 1, Mock())
     parts = slice(0, None, 2), slice(1, None, 2)

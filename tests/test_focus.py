@@ -7,9 +7,8 @@ from tiny import make_tree
 from posterior_trees import grow
 from posterior_trees.data import ImageSet
 from posterior_trees.errors import RecipeError
-from posterior_trees.loss import objective
-from posterior_trees.training.association.choose import Association
-from posterior_trees.training.association.focus import errors_regarded, inside, without_light
+from posterior_trees.training.association.focus import Part, inside, without_light
+from posterior_trees.training.objective import objective
 from posterior_trees.training.trainer import fit
 
 PART = (0.0, 0.5, 0.5, 1.0)
@@ -17,6 +16,10 @@ PART = (0.0, 0.5, 0.5, 1.0)
 
 def seeded() -> torch.Generator:
     return torch.Generator().manual_seed(0)
+
+
+def errors_in(tree, x, *part):
+    return Part(*part).adjust(tree, x, tree.errors(x))
 
 
 def test_a_part_scales_with_the_image() -> None:
@@ -31,17 +34,15 @@ def test_a_part_scales_with_the_image() -> None:
 
 def test_the_whole_picture_as_a_part_changes_nothing() -> None:
     tree, x = make_tree(32, 8)
-    whole = errors_regarded(tree, x, (0.0, 1.0, 0.0, 1.0))
-    for ours, theirs in zip(
-        objective(tree, x, 0.1, Association(apart=whole)), objective(tree, x, 0.1), strict=True
-    ):
-        assert ours is theirs is None or torch.equal(ours, theirs)
+    whole = Part((0.0, 1.0, 0.0, 1.0))
+    for ours, theirs in zip(objective(tree, x, 0.1, [whole]), objective(tree, x, 0.1), strict=True):
+        assert torch.equal(ours, theirs)
 
 
 def test_the_part_says_who_learns_and_all_pixels_what() -> None:
     tree, x = make_tree(32, 8)
     path = grow(inside(tree.leaves, PART), tree.log_probs[-1], (3, 3)).descend(inside(x, PART))
-    loss = objective(tree, x, 0.0, Association(apart=errors_regarded(tree, x, PART)))
+    loss = objective(tree, x, 0.0, [Part(PART)])
     levels = zip(tree.errors(x), path.T, strict=True)
     along = [errors.gather(1, nodes.unsqueeze(1)).squeeze(1) for errors, nodes in levels]
     assert torch.allclose(loss.squared, torch.stack(along).sum(dim=0))
@@ -68,12 +69,10 @@ def test_nodes_in_another_light_or_colour_are_as_near() -> None:
     lit, colour = x.clone(), torch.rand(32, 8, 8, generator=seeded())
     lit[..., :4, 4:] += 0.2 + torch.linspace(0, 0.5, 4)
     lit[:, 0], lit[:, 1] = lit[:, 0] + colour, lit[:, 1] - colour
-    as_it_was, now = (errors_regarded(tree, truth, PART, True) for truth in (x, lit))
+    as_it_was, now = (errors_in(tree, truth, PART, True) for truth in (x, lit))
     for before, after in zip(as_it_was, now, strict=True):
         assert torch.allclose(before, after, atol=1e-5)
-    assert not torch.allclose(
-        errors_regarded(tree, x, PART)[2], errors_regarded(tree, lit, PART)[2]
-    )
+    assert not torch.allclose(errors_in(tree, x, PART)[2], errors_in(tree, lit, PART)[2])
 
 
 @pytest.mark.parametrize("seeds", [0, 2])

@@ -37,7 +37,6 @@ ALLOWED = {
     ("posterior_trees.predictor.onepass", "posterior_trees.pictures.picture"),  # .predict(file)
     ("posterior_trees.predictor.onepass", "posterior_trees.pictures.tiles"),  # .predict(file)
     # to be mended, never to grow
-    ("posterior_trees.loss", "posterior_trees.training.association.choose"),
     ("posterior_trees.networks.unet", "posterior_trees.fast.grouped"),
     ("posterior_trees.networks.unet", "posterior_trees.fast.leafwise"),
     ("posterior_trees.networks.unet", "posterior_trees.fast.norm"),

@@ -7,8 +7,8 @@ import torch
 from test_tree import random_tree
 
 from posterior_trees import epsilon_at, grow, probability_loss, tree_loss
-from posterior_trees.loss import objective
-from posterior_trees.training.association.choose import Association, costs, per_level
+from posterior_trees.training.association.surprise import Surprise, costs, per_level
+from posterior_trees.training.objective import objective
 
 
 def setup(branching=3, depth=2):
@@ -114,9 +114,9 @@ def test_objective_is_the_sum_of_both_losses():
 
 def test_a_rate_changes_only_whom_the_truth_teaches():
     tree, x = setup()
-    plain, free = objective(tree, x, 0.3), objective(tree, x, 0.3, Association(rate=1e-12))
+    plain, free = objective(tree, x, 0.3), objective(tree, x, 0.3, [Surprise(1e-12)])
     torch.testing.assert_close(free.squared, plain.squared)
-    dear = objective(tree, x, 0.0, Association(rate=1e9))  # the likeliest path, whatever its error
+    dear = objective(tree, x, 0.0, [Surprise(1e9)])  # the likeliest path, whatever its error
     errors, node = tree.errors(x), torch.zeros(len(x), dtype=torch.long)
     want = errors[0][:, 0]
     for level, k in enumerate(tree.branching, start=1):
@@ -136,9 +136,9 @@ def test_every_level_may_have_a_rate_of_its_own():
         mixed, both = costs(tree, errors, rates), costs(tree, errors, 0.3)
         assert torch.equal(mixed[level], both[level])
         assert torch.equal(mixed[3 - level], errors[3 - level])
-    same = objective(tree, x, 0.1, Association(rate=(0.2,))).squared
-    assert torch.equal(same, objective(tree, x, 0.1, Association(rate=[0.2, 0.2])).squared)
-    assert torch.equal(same, objective(tree, x, 0.1, Association(rate=0.2)).squared)
+    same = objective(tree, x, 0.1, [Surprise((0.2,))]).squared
+    assert torch.equal(same, objective(tree, x, 0.1, [Surprise([0.2, 0.2])]).squared)
+    assert torch.equal(same, objective(tree, x, 0.1, [Surprise(0.2)]).squared)
     assert per_level([0.1, 0.2], 0) == []
     with pytest.raises(ValueError, match="3 rates for a tree of depth 2"):
         costs(tree, errors, [0.1, 0.2, 0.3])

@@ -5,20 +5,21 @@ import torch
 from tiny import make_tree
 
 from posterior_trees import psnr
-from posterior_trees.loss import objective
 from posterior_trees.models.build import build_predictor
 from posterior_trees.predictor import evaluating
-from posterior_trees.training import learn
-from posterior_trees.training.association.choose import Association
+from posterior_trees.training.association import starts
+from posterior_trees.training.association.conscience import Conscience
 from posterior_trees.training.association.starts import (
     SIDE,
+    Starts,
     coarse,
     distances,
     find_centres,
-    start_centres,
 )
+from posterior_trees.training.association.surprise import Surprise
 from posterior_trees.training.feed import Feed
 from posterior_trees.training.learn import Learner
+from posterior_trees.training.objective import objective
 from posterior_trees.training.run import read_log
 from posterior_trees.training.trainer import fit
 
@@ -49,8 +50,13 @@ def test_a_rare_cluster_has_a_centre() -> None:
     nearest = distances(rows, centres)[-1].argmin(dim=1)
     own = set(nearest[:2].tolist())
     assert not own & set(nearest[2:].tolist())
-    room = start_centres(torch.zeros(5), (3, 3))
+    places = Starts((3, 3), torch.tensor(0.0))
+    places.make_room(torch.zeros(1, 1, 5))
+    room = places.centres
     assert [level.shape for level in room] == [level.shape for level in centres]
+    places.take(centres)
+    assert places.centres is room, "a recorded step reads them where they were"
+    assert all(map(torch.equal, room, centres))
 
 
 def test_absent_centres_attract_nothing() -> None:
@@ -60,25 +66,28 @@ def test_absent_centres_attract_nothing() -> None:
     assert sum(level.isinf().all(dim=0).sum().item() for level in near) == 1 + 7
 
 
-@pytest.mark.parametrize("more", [{}, {"rate": 0.3}, {"handicaps": True}])
-def test_a_guide_leads_only_while_its_number_is_above_0(more) -> None:
+@pytest.mark.parametrize("more", [None, "rate", "conscience"])
+def test_centres_lead_only_while_their_number_is_above_0(more) -> None:
     tree, x = make_tree(6, 4)
-    if "handicaps" in more:
-        draws = [torch.rand(n, generator=seeded(), dtype=torch.float64) + 0.5 for n in (1, 3, 9)]
-        more = {"handicaps": draws}
-    plain = objective(tree, x, 0.1, Association(**more))
-    far = [torch.rand(level.shape, generator=seeded()) for level in tree.errors(x)]
+    conscience = Conscience((3, 3), torch.tensor(1.0, dtype=torch.float64))
+    conscience.bias = torch.rand(13, generator=seeded(), dtype=torch.float64)
+    rules = {None: [], "rate": [Surprise(0.3)], "conscience": [conscience]}[more]
+    plain = objective(tree, x, 0.1, rules)
+    centres = Starts((3, 3), torch.tensor(0.0))
+    centres.take([torch.rand(n, 16, generator=seeded()) for n in (1, 3, 9)])
+    far = distances(coarse(x - tree.root), centres.centres)
 
-    def led(number: float):
-        return objective(tree, x, 0.1, Association(**more, guide=(far, torch.tensor(number))))
+    def led(number: float, epsilon: float = 0.1):
+        centres.is_guided = torch.tensor(number)
+        return objective(tree, x, epsilon, [*rules, centres])
 
     for ours, theirs in zip(led(0.0), plain, strict=True):
-        assert ours is theirs is None or torch.equal(ours, theirs)
+        assert torch.equal(ours, theirs)
     path = tree.follow(tree.winners(far))
     assert torch.equal(led(1.0).leaf, path[:, -1])
     assert not torch.equal(led(1.0).leaf, plain.leaf)
     assert torch.allclose(led(1.0).nll, -tree.log_probs[-1].gather(1, path[:, -1:])[:, 0])
-    alone = objective(tree, x, 0.0, Association(**more, guide=(far, torch.tensor(1.0)))).squared
+    alone = led(1.0, epsilon=0.0).squared
     levels = zip(tree.errors(x), path.T, strict=True)
     along = [errors.gather(1, nodes.unsqueeze(1)).squeeze(1) for errors, nodes in levels]
     assert torch.allclose(alone, torch.stack(along).sum(dim=0))
@@ -134,7 +143,7 @@ def test_centres_are_those_of_what_the_network_predicts(tmp_path, recipe, blobs,
         return find(rows, *options)
 
     monkeypatch.setattr(Learner, "seed", spy)
-    monkeypatch.setattr(learn, "find_centres", noting)
+    monkeypatch.setattr(starts, "find_centres", noting)
     changes = ("loss.seeds=1", "loss.epsilon_start=1", "training.epochs=2", "network.dropout=0.5",
                "network.head_norm=batch", "network.head_dropout=0.5")  # fmt: skip
     fit(recipe(*changes), tmp_path, images=(blobs(24), None), accelerator="cpu")

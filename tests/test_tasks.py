@@ -14,21 +14,13 @@ from standins import make_standins
 from posterior_trees import cli, grow, load, store
 from posterior_trees.data import grid_patches, load_evaluation, load_split
 from posterior_trees.errors import RecipeError
-from posterior_trees.loss import objective
 from posterior_trees.measure import Colorize, Inpaint, Paired
 from posterior_trees.models.build import build_measurement, build_predictor
 from posterior_trees.recipe import Recipe, parse_recipe, read_recipe, write_recipe
 from posterior_trees.recipe.tasks import TASKS
-from posterior_trees.training.association.choose import Association
-from posterior_trees.training.association.conscience import (
-    LIMIT,
-    RATE,
-    handicaps,
-    note_taught,
-    start_bias,
-    strength_at,
-)
+from posterior_trees.training.association.conscience import LIMIT, RATE, Conscience, strength_at
 from posterior_trees.training.feed import Feed
+from posterior_trees.training.objective import objective
 from posterior_trees.training.run import read_log
 from posterior_trees.training.trainer import fit
 
@@ -223,14 +215,23 @@ def test_a_floor_is_between_0_and_1(value: str) -> None:
 # --- winners with a conscience -------------------------------------------------------------------
 
 
+def prices(strength: float, *bias: float) -> Conscience:
+    """Of a binary tree of two levels."""
+    conscience = Conscience((2, 2), torch.tensor(strength, dtype=torch.float64))
+    conscience.bias = torch.tensor(bias or [0.0] * 7, dtype=torch.float64)
+    return conscience
+
+
 def test_a_bias_is_a_price_level_by_level() -> None:
-    bias = torch.tensor([0.0, 0.5, -0.5, 1.0, -1.0, 0.0, 0.0])
-    root, middle, leaves = handicaps(bias, (2, 2), torch.tensor(0.5))
+    tree = grow(torch.rand(1, 4, 2), torch.zeros(1, 4).log_softmax(1), 2)
+    x, ones = torch.zeros(1, 2), [torch.ones(1, n) for n in (1, 2, 4)]
+    bias = 0.0, 0.5, -0.5, 1.0, -1.0, 0.0, 0.0
+    root, middle, leaves = (level[0] for level in prices(0.5, *bias).adjust(tree, x, ones))
     assert root.tolist() == [1.0]
     assert middle.tolist() == pytest.approx([math.exp(0.25), math.exp(-0.25)])
     assert leaves.tolist() == pytest.approx([math.exp(0.5), math.exp(-0.5), 1.0, 1.0])
-    for level in handicaps(bias, (2, 2), torch.tensor(0.0)):
-        assert level.tolist() == [1.0] * len(level)
+    for level in prices(0.0, *bias).adjust(tree, x, ones):
+        assert level.tolist() == [[1.0] * level.shape[1]]
 
 
 def test_the_price_fades_out_before_the_end() -> None:
@@ -238,15 +239,16 @@ def test_the_price_fades_out_before_the_end() -> None:
 
 
 def test_fair_shares_change_no_price_and_unfair_ones_keep_its_mean() -> None:
-    bias = start_bias((2, 2)).double()
-    note_taught(bias, torch.arange(4), (2, 2))
+    conscience = prices(1.0)
+    bias = conscience.bias
+    conscience.note(torch.arange(4))
     assert bias.abs().max() == 0
-    note_taught(bias, torch.tensor([0, 0, 0, 3]), (2, 2))
+    conscience.note(torch.tensor([0, 0, 0, 3]))
     _, middle, leaves = bias.split([1, 2, 4])
     assert middle.tolist() == pytest.approx([RATE * 2 * 0.25, -RATE * 2 * 0.25])
     assert leaves.tolist() == pytest.approx([RATE * 4 * v for v in (0.375, -0.375, -0.125, 0.125)])
     for _ in range(1000):
-        note_taught(bias, torch.tensor([0, 0, 0, 3]), (2, 2))
+        conscience.note(torch.tensor([0, 0, 0, 3]))
     assert bias.abs().max() == LIMIT
 
 
@@ -256,11 +258,11 @@ def test_prices_climb_to_an_assignment_with_equal_shares() -> None:
     x = torch.randn(3000, 1, generator=generator)
     leaves = torch.tensor([[0.0], [2.0], [-3.0]]).expand(3000, 3, 1)
     tree = grow(leaves, torch.full((3000, 3), -math.log(3)), 3)
-    bias, one = start_bias((3,)), torch.tensor(1.0)
+    conscience = Conscience((3,), torch.tensor(1.0))
     plain = objective(tree, x).leaf.bincount(minlength=3) / 3000
     for _ in range(400):
-        taught = objective(tree, x, 0.0, Association(handicaps(bias, (3,), one))).taught
-        note_taught(bias, taught, (3,))
+        taught = objective(tree, x, 0.0, [conscience]).taught
+        conscience.note(taught)
     shares = taught.bincount(minlength=3) / 3000
     assert plain.max() > 0.7
     assert shares.tolist() == pytest.approx([1 / 3] * 3, abs=0.03)
@@ -272,14 +274,11 @@ def test_a_handicap_decides_who_learns_and_nothing_else() -> None:
     log_probs = torch.randn(5, 4, generator=generator, dtype=torch.float64).log_softmax(1)
     x = torch.randn(5, 3, generator=generator, dtype=torch.float64)
     tree = grow(leaves, log_probs, 2)
-    plain, even = (
-        objective(tree, x),
-        objective(tree, x, 0.0, Association([torch.ones(n) for n in (1, 2, 4)])),
-    )
+    plain, even = objective(tree, x), objective(tree, x, 0.0, [prices(1.0)])
     assert torch.equal(plain.squared, even.squared)
     # a child that pays a fortune never learns: its sibling does instead
-    factors = [torch.ones(1), torch.tensor([1e9, 1.0]), torch.ones(4)]
-    handicapped = objective(tree, x, 0.0, Association(factors))
+    dear = prices(1.0, 0.0, 20.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+    handicapped = objective(tree, x, 0.0, [dear])
     errors = tree.errors(x)
     expected = errors[0][:, 0] + errors[1][:, 1] + errors[2][:, 2:].min(dim=1).values
     torch.testing.assert_close(handicapped.squared, expected)

@@ -35,7 +35,7 @@ from posterior_trees import LeafBalancer, Tree, cli, load, store
 from posterior_trees.data import ImageSet, fingerprint
 from posterior_trees.errors import DataError, ModelError, RunError
 from posterior_trees.fast.graph import Capture
-from posterior_trees.loss import Objective, epsilon_at, probability_loss, tree_loss
+from posterior_trees.loss import epsilon_at, probability_loss, tree_loss
 from posterior_trees.measure import Inpaint
 from posterior_trees.models.build import build_predictor
 from posterior_trees.predictor import TreePredictor
@@ -52,6 +52,7 @@ from posterior_trees.training.health import (
     perplexity,
     warn_of_deafness,
 )
+from posterior_trees.training.objective import Objective
 from posterior_trees.training.optimize import Schedule, load_slots, make_optimizer
 from posterior_trees.training.order import Order
 from posterior_trees.training.run import Run, read_log

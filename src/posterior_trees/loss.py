@@ -7,14 +7,12 @@ node it meets pays its squared error. Losers pay $\varepsilon$ of theirs; $\vare
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from posterior_trees.errors import InputError
-from posterior_trees.training.association.choose import Association
 from posterior_trees.tree import Tree
 
 
@@ -39,7 +37,7 @@ def tree_loss(
     tensor([1.])
     """
     errors = tree.errors(x)
-    return _weigh(tree, errors, tree.winners(errors), epsilon)
+    return weigh(tree, errors, tree.winners(errors), epsilon)
 
 
 def probability_loss(tree: Tree, x: Float[Tensor, "b *shape"]) -> Float[Tensor, "b"]:
@@ -54,49 +52,7 @@ def probability_loss(tree: Tree, x: Float[Tensor, "b *shape"]) -> Float[Tensor, 
     >>> round(probability_loss(tree, torch.tensor([[2.0]])).item(), 3)  # -ln 0.25
     1.386
     """
-    return _path_nll(tree, tree.descend(x))
-
-
-class Objective(NamedTuple):
-    """The parts of the training loss of every image, and what the trainer logs about them."""
-
-    squared: Float[Tensor, "b"]
-    nll: Float[Tensor, "b"]
-    entropy: Float[Tensor, "b"]
-    root: Float[Tensor, "b"]
-    leaf: Int[Tensor, "b"]
-    taught: Int[Tensor, "b"] | None = None
-
-    def total(self, beta: float, scale: Float[Tensor, ""]) -> Float[Tensor, "b"]:
-        """Squared errors plus `beta` times the probability loss in units of `scale`, the batch mean
-        of the root's squared error, which makes `beta` free of the data's scale. `beta` = 0 is the
-        paper's training."""
-        return self.squared + beta * scale.detach() * self.nll
-
-
-def objective(
-    tree: Tree,
-    x: Float[Tensor, "b *shape"],
-    epsilon: float | int | Tensor = 0.0,
-    association: Association | None = None,
-) -> Objective:
-    """Both losses in one pass over the nodes; an `association` says whom the truth reaches and
-    teaches where that is not the nearest child."""
-    errors = tree.errors(x)
-    winners = taught = tree.winners(errors)
-    if association is not None:
-        winners, taught = association.choose(tree, errors, winners)
-    path = tree.follow(winners)
-    log_probs = tree.log_probs[-1]
-    is_noted = association is not None and association.handicaps is not None
-    return Objective(
-        squared=_weigh(tree, errors, taught, epsilon),
-        nll=_path_nll(tree, path),
-        entropy=-(log_probs.exp() * log_probs.clamp(min=-1e30)).sum(dim=1).detach(),
-        root=errors[0][:, 0].detach(),
-        leaf=path[:, -1],
-        taught=tree.follow(taught)[:, -1] if is_noted else None,
-    )
+    return path_nll(tree, tree.descend(x))
 
 
 def epsilon_at(epoch: float | int, start: float | int = 5.0, scale: float | int = 2.0) -> float:
@@ -112,7 +68,10 @@ def epsilon_at(epoch: float | int, start: float | int = 5.0, scale: float | int 
     return math.exp(-max(epoch - start, 0.0) / scale)
 
 
-def _weigh(tree: Tree, errors: Sequence[Tensor], winners: Sequence[Tensor], epsilon) -> Tensor:
+def weigh(
+    tree: Tree, errors: Sequence[Tensor], winners: Sequence[Tensor], epsilon: float | int | Tensor
+) -> Float[Tensor, "b"]:
+    """The errors of all nodes, each by its weight for these `winners` of every level."""
     weight = torch.ones_like(errors[0])
     loss = errors[0].sum(dim=1)
     for k, error, winner in zip(tree.branching, errors[1:], winners, strict=True):
@@ -122,5 +81,6 @@ def _weigh(tree: Tree, errors: Sequence[Tensor], winners: Sequence[Tensor], epsi
     return loss
 
 
-def _path_nll(tree: Tree, path: Tensor) -> Tensor:
+def path_nll(tree: Tree, path: Tensor) -> Float[Tensor, "b"]:
+    """The surprise of the leaf at which a path ends."""
     return -tree.log_probs[-1].gather(1, path[:, -1:]).squeeze(1)

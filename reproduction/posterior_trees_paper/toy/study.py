@@ -35,8 +35,9 @@ from torch.optim.swa_utils import AveragedModel
 
 from posterior_trees.clustering import hierarchical_kmeans
 from posterior_trees.errors import InputError, RunError
-from posterior_trees.loss import epsilon_at, objective
+from posterior_trees.loss import epsilon_at
 from posterior_trees.toys import GaussianMixture
+from posterior_trees.training.objective import objective
 from posterior_trees.tree import Tree, grow
 from posterior_trees_paper.toy.network import TreeMLP
 

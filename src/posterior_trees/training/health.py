@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posterior_trees.loss import Objective
 from posterior_trees.recipe import Recipe
+from posterior_trees.training.objective import Objective
 
 DEAD = 0.002
 """A leaf that fewer of the images reach counts as dead."""

@@ -17,26 +17,17 @@ from torch import Tensor, nn
 from posterior_trees.fast.compiling import compiled, plain_way_back
 from posterior_trees.fast.graph import Capture
 from posterior_trees.fast.norm import has_kernels
-from posterior_trees.loss import Objective, epsilon_at, objective
+from posterior_trees.loss import epsilon_at
 from posterior_trees.networks.head import Leaves
 from posterior_trees.predictor import TreePredictor
 from posterior_trees.recipe import Recipe
-from posterior_trees.training.association.choose import Association
-from posterior_trees.training.association.conscience import (
-    handicaps,
-    note_taught,
-    start_bias,
-    strength_at,
-)
-from posterior_trees.training.association.focus import errors_regarded, regarded
-from posterior_trees.training.association.starts import (
-    coarse,
-    distances,
-    find_centres,
-    start_centres,
-)
+from posterior_trees.training.association.conscience import Conscience, strength_at
+from posterior_trees.training.association.focus import Part
+from posterior_trees.training.association.rules import rules_of
+from posterior_trees.training.association.starts import Starts
 from posterior_trees.training.devices import gather_leaves, sum_over_processes
 from posterior_trees.training.health import Health
+from posterior_trees.training.objective import objective
 from posterior_trees.training.optimize import (
     Average,
     Schedule,
@@ -73,13 +64,16 @@ class Learner:
         self.average = Average(self.network, recipe.training.ema * steps_per_epoch)
         if recipe.training.compile and fabric.device.type == "cuda":  # three passes become one
             self.average.update = compiled(self.average.update)
-        self.bias = start_bias(predictor.branching, fabric.device)
-        groups = len(self.optimizer.param_groups)
+        groups, spec = len(self.optimizer.param_groups), recipe.loss
         self.numbers = torch.zeros(groups + 4, device=fabric.device)
-        self.centres: list[Tensor] = []
-        self.has_centres = self.is_ready = False
+        self.is_ready = False
         self._place_rates()
-        self.beta = recipe.loss.cross_entropy_weight
+        self.beta = spec.cross_entropy_weight
+        *_, strength, is_guided = self.numbers
+        self.conscience = Conscience(predictor.branching, strength)
+        part = Part(spec.focus, spec.is_by_shape)
+        self.starts = Starts(predictor.branching, is_guided, part)
+        self.rules = rules_of(spec, self.conscience, self.starts, self._mean)
 
     def learn(
         self,
@@ -97,8 +91,8 @@ class Learner:
 
     def _prepare(self, x: Float[Tensor, "b *shape"]) -> None:
         """What depends on the size of the images, before the first batch."""
-        if self.recipe.loss.seeds and not self.centres:
-            self.centres = start_centres(self._regard(x[0]), self.predictor.branching)
+        if self.recipe.loss.seeds:
+            self.starts.make_room(x[0])
         if self.recipe.training.compile:
             has_little_data = x.numel() * self.predictor.num_leaves <= LITTLE
             self._judge = compiled(self._judge, has_little_data=has_little_data)
@@ -126,7 +120,7 @@ class Learner:
                 group["lr"] = rate
         epoch, spec = step / self.steps_per_epoch, self.recipe.loss
         strength = strength_at(step / self.total_steps, spec.conscience)
-        is_guided = self.has_centres and epoch < spec.epsilon_start + spec.seeds
+        is_guided = self.starts.is_found and epoch < spec.epsilon_start + spec.seeds
         last = self.epsilon(epoch), self.average.share(step), strength, float(is_guided)
         numbers = torch.tensor([*rates, *last])
         self.numbers.copy_(numbers, non_blocking=True)  # CUDA reads few bytes before it returns
@@ -139,12 +133,11 @@ class Learner:
 
     def _learn(self, x: Tensor, y: Tensor, weights: Tensor) -> Tensor:
         """Forward, backward, optimiser, running average, and what is to be noted."""
-        epsilon, share, strength, is_guided = self.numbers[-4:]
+        epsilon, share, *_ = self.numbers[-4:]
         self.wrapped.train()
         with plain_way_back():
             leaves = self.wrapped(self.predictor.view(y))
-        wins = (self.bias, strength) if self.recipe.loss.conscience else ()
-        total, sums, leaf, taught = self._judge(leaves, x, y, weights, epsilon, is_guided, *wins)
+        total, sums, leaf, taught = self._judge(leaves, x, y, weights, epsilon)
         self.fabric.backward(total)
         if self.recipe.optimizer.clip:
             self.fabric.clip_gradients(
@@ -155,46 +148,23 @@ class Learner:
         self.average.update(share)
         return self._note(sums, leaf, taught)
 
-    def _note(self, sums: Tensor, leaf: Tensor, taught: Tensor | None) -> Tensor:
+    def _note(self, sums: Tensor, leaf: Tensor, taught: Tensor) -> Tensor:
         """Take note of a batch, of all processes together; returns the leaves its images reach."""
-        if taught is not None:
-            note_taught(self.bias, gather_leaves(self.fabric, taught), self.predictor.branching)
+        if self.recipe.loss.conscience:
+            self.conscience.note(gather_leaves(self.fabric, taught))
         winners = gather_leaves(self.fabric, leaf)
         self.health.note(sum_over_processes(self.fabric, sums), winners)
         return winners
 
     def _judge(
-        self, leaves: Leaves, x: Tensor, y: Tensor, weights: Tensor, *numbers: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        self, leaves: Leaves, x: Tensor, y: Tensor, weights: Tensor, epsilon: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """What the optimiser lowers, sums for `health`, and the leaves that images reach and teach.
         Compiled as one function: each of its small steps would be a launch of its own. It returns
         no `Objective`: torch 2.11 cannot compile a named tuple that was replaced."""
-        loss = self._objective(leaves, x, y, *numbers)
+        loss = objective(self.predictor.assemble(leaves, y), x, epsilon, self.rules)
         total = loss.total(self.beta, self._mean(loss.root.mean()))
         return (weights * total).mean(), self.health.sum(loss), loss.leaf, loss.taught
-
-    def _objective(
-        self,
-        leaves: Leaves,
-        x: Tensor,
-        y: Tensor,
-        epsilon: Tensor,
-        is_guided: Tensor,
-        *wins: Tensor,
-    ) -> Objective:
-        """Each image's part of the loss."""
-        tree, spec = self.predictor.assemble(leaves, y), self.recipe.loss
-        factors = usual = guide = apart = None
-        if wins:
-            factors = handicaps(wins[0], self.predictor.branching, wins[1])
-        if any(spec.rate) and spec.is_rate_relative:
-            usual = [self._mean(level.detach().exp().mean(dim=0)) for level in tree.log_probs]
-        if spec.seeds:
-            guide = distances(coarse(self._regard(x - tree.root)), self.centres), is_guided
-        if spec.focus or spec.is_by_shape:
-            apart = errors_regarded(tree, x, spec.focus, spec.is_by_shape)
-        association = Association(factors, spec.rate, usual, guide, apart)
-        return objective(tree, x, epsilon, association)
 
     @torch.no_grad()
     def seed(
@@ -204,17 +174,9 @@ class Learner:
     ) -> None:
         """Find the centres that leaves begin at, from images and their measurements."""
         self.network.eval()
-        missed = (self._regard(x - self.predictor(y).root) for x, y in batches)
-        rows = torch.cat([coarse(part) for part in missed])
-        found = self.fabric.broadcast(find_centres(rows, self.predictor.branching, generator))
-        self.centres = self.centres or found
-        for place, level in zip(self.centres, found, strict=True):
-            place.copy_(level)  # where a recorded step reads them
-        self.has_centres = True
-
-    def _regard(self, images: Tensor) -> Tensor:
-        """What of images tells children apart."""
-        return regarded(images, self.recipe.loss.focus, self.recipe.loss.is_by_shape)
+        missed = (x - self.predictor(y).root for x, y in batches)
+        centres = self.starts.find(missed, generator)
+        self.starts.take(self.fabric.broadcast(centres))
 
     def _mean(self, values: Tensor) -> Tensor:
         return sum_over_processes(self.fabric, values) / self.fabric.world_size
@@ -249,8 +211,8 @@ class Learner:
             "average": self.average.values,
             "optimizer": self.optimizer.state_dict()["state"],
             "schedule": self.schedule.state_dict(),
-            "bias": self.bias,
-            "centres": dict(enumerate(self.centres)) if self.has_centres else {},
+            "bias": self.conscience.bias,
+            "centres": dict(enumerate(self.starts.centres)) if self.starts.is_found else {},
             "precision": self.fabric.strategy.precision.state_dict(),
         }
 
@@ -261,9 +223,8 @@ class Learner:
         load_slots(self.optimizer, state.get("optimizer", {}))
         self._place_rates()
         self.schedule.load_state_dict(state["schedule"])
-        self.bias.copy_(state.get("bias", self.bias))
-        kept = state.get("centres", {})
-        self.centres = [kept[key].to(self.fabric.device) for key in sorted(kept, key=int)]
-        self.has_centres = bool(kept)
+        self.conscience.bias.copy_(state.get("bias", self.conscience.bias))
+        if kept := state.get("centres"):
+            self.starts.take([kept[key].to(self.fabric.device) for key in sorted(kept, key=int)])
         if state.get("precision"):  # the gradient scaler of 16-mixed; other precisions have none
             self.fabric.strategy.precision.load_state_dict(state["precision"])

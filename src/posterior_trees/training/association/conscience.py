@@ -21,7 +21,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from posterior_trees.tree import level_sizes
+from posterior_trees.tree import Tree, level_sizes
 
 RATE = 0.03
 r"""$\eta$: a child that wins nothing is e times cheaper after about thirty batches."""
@@ -29,33 +29,35 @@ LIMIT = 5.0
 """Of $|b|$: what is a hundred times worse than its siblings needs another cure."""
 
 
-def start_bias(branching: Sequence[int], device: torch.device | str = "cpu") -> Float[Tensor, "n"]:
-    """$b$ of all nodes, level by level, root first."""
-    return torch.zeros(sum(level_sizes(branching)), device=device)
+class Conscience:
+    """$b$ of all nodes, level by level, root first; `strength` is where $\tau$ is read from."""
 
+    leads = False
 
-def note_taught(
-    bias: Float[Tensor, "n"], taught: Int[Tensor, "b"], branching: Sequence[int]
-) -> None:
-    """Learn from the leaves that a batch was given to, in place."""
-    sizes = level_sizes(branching)
-    levels = bias.split(sizes)
-    share = torch.zeros_like(levels[-1])
-    share.index_add_(0, taught, torch.ones_like(share[taught]) / len(taught))
-    for level in range(len(branching), 0, -1):
-        siblings = share.unflatten(0, (-1, branching[level - 1]))
-        excess = siblings - siblings.mean(dim=1, keepdim=True)
-        levels[level].add_(RATE * sizes[level] * excess.flatten()).clamp_(-LIMIT, LIMIT)
-        share = siblings.sum(dim=1)
+    def __init__(self, branching: Sequence[int], strength: Float[Tensor, ""]) -> None:
+        self.branching, self.strength = tuple(branching), strength
+        self.sizes = level_sizes(branching)
+        self.bias = torch.zeros(sum(self.sizes), device=strength.device)
+
+    def adjust(
+        self, tree: Tree, x: Float[Tensor, "b *shape"], errors: Sequence[Float[Tensor, "b _"]]
+    ) -> list[Float[Tensor, "b _"]]:
+        r"""$e^{\tau b}$ times the errors."""
+        handicaps = (self.strength * self.bias).exp().split(self.sizes)
+        return [e * h for e, h in zip(errors, handicaps, strict=True)]
+
+    def note(self, taught: Int[Tensor, "b"]) -> None:
+        """Learn from the leaves that a batch was given to, in place."""
+        levels = self.bias.split(self.sizes)
+        share = torch.zeros_like(levels[-1])
+        share.index_add_(0, taught, torch.ones_like(share[taught]) / len(taught))
+        for level in range(len(self.branching), 0, -1):
+            siblings = share.unflatten(0, (-1, self.branching[level - 1]))
+            excess = siblings - siblings.mean(dim=1, keepdim=True)
+            levels[level].add_(RATE * self.sizes[level] * excess.flatten()).clamp_(-LIMIT, LIMIT)
+            share = siblings.sum(dim=1)
 
 
 def strength_at(progress: float | int, strength: float | int) -> float:
     r"""$\tau$ after a share of the training: whole up to a half, 0 from three quarters on."""
     return strength * min(max(3 - 4 * progress, 0.0), 1.0)
-
-
-def handicaps(
-    bias: Float[Tensor, "n"], branching: Sequence[int], strength: Float[Tensor, ""]
-) -> tuple[Float[Tensor, "_"], ...]:
-    r"""$e^{\tau b}$ of the nodes of every level, root first."""
-    return (strength * bias).exp().split(level_sizes(branching))

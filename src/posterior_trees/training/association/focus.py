@@ -29,6 +29,25 @@ from torch import Tensor
 from posterior_trees.tree import Tree
 
 
+class Part:
+    """What of images tells children apart."""
+
+    leads = False
+
+    def __init__(self, focus: Sequence[float], is_by_shape: bool = False) -> None:
+        self.focus, self.is_by_shape = focus, is_by_shape
+
+    def of(self, images: Float[Tensor, "*n c h w"]) -> Float[Tensor, "*n _ _ _"]:
+        part = inside(images, self.focus)
+        return without_light(part.mean(dim=-3, keepdim=True)) if self.is_by_shape else part
+
+    def adjust(
+        self, tree: Tree, x: Float[Tensor, "b c h w"], errors: Sequence[Float[Tensor, "b _"]]
+    ) -> tuple[Float[Tensor, "b _"], ...]:
+        """Mean squared errors of every node in this part, level by level."""
+        return tree.map_images(self.of).errors(self.of(x))
+
+
 def inside(images: Float[Tensor, "*n h w"], focus: Sequence[float]) -> Float[Tensor, "*n _ _"]:
     """The pixels that `focus` touches, (top, bottom, left, right) as shares of an image's sides."""
     if not focus:
@@ -48,19 +67,3 @@ def without_light(images: Float[Tensor, "*n h w"]) -> Float[Tensor, "*n h w"]:
         light = light / light.square().mean().sqrt().clamp_min(1e-6)
         images = images - (images * light).mean(dim=(-2, -1), keepdim=True) * light
     return images
-
-
-def regarded(
-    images: Float[Tensor, "*n c h w"], focus: Sequence[float], is_by_shape: bool = False
-) -> Float[Tensor, "*n _ _ _"]:
-    """What of images tells children apart."""
-    part = inside(images, focus)
-    return without_light(part.mean(dim=-3, keepdim=True)) if is_by_shape else part
-
-
-def errors_regarded(
-    tree: Tree, x: Float[Tensor, "b c h w"], focus: Sequence[float], is_by_shape: bool = False
-) -> tuple[Float[Tensor, "b _"], ...]:
-    """Mean squared errors of every node in what is regarded, level by level."""
-    parts = tree.map_images(lambda images: regarded(images, focus, is_by_shape))
-    return parts.errors(regarded(x, focus, is_by_shape))

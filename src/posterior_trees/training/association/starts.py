@@ -5,7 +5,7 @@ an accident of first weights and first batches. A rare answer, the sunglasses th
 hundred wears, then has no leaf near it and never gets one. K-means has a cure, to begin with good
 centres, and so has a network: when $\varepsilon$ starts to fall, what the root misses,
 $r = x - x_{\text{root}}(y)$, is clustered over training images into a tree of centres $c_n$
-(`baselines/cluster.py`). For the next `loss.seeds` epochs the truth goes down this tree, at each
+(`clustering.py`). For the next `loss.seeds` epochs the truth goes down this tree, at each
 level to the child with the smallest
 
 $$ \overline{(r - c_{nk})^2}, $$
@@ -17,7 +17,7 @@ centre is a mean, and knows no detail. With `loss.focus` it is that of a part (`
 Deviation: the paper leaves it to the annealing. Off unless `loss.seeds` is above 0.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from jaxtyping import Float
@@ -25,12 +25,55 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from posterior_trees.clustering import hierarchical_kmeans
-from posterior_trees.tree import level_sizes
+from posterior_trees.training.association.focus import Part
+from posterior_trees.tree import Tree, level_sizes
 
 SIDE = 32
 """Pixels along a side that a centre has at most."""
 IMAGES = 4096
 """Images that are clustered at most."""
+
+
+class Starts:
+    """The centres, and where they are asked for, whom they lead: while `is_guided` is above 0 the
+    truth goes down their tree. `part` says what of images is clustered."""
+
+    leads = True
+
+    def __init__(
+        self, branching: Sequence[int], is_guided: Float[Tensor, ""], part: Part | None = None
+    ) -> None:
+        self.branching, self.is_guided = tuple(branching), is_guided
+        self.part = part or Part(())
+        self.centres: list[Tensor] = []
+        self.is_found = False
+
+    def adjust(
+        self, tree: Tree, x: Float[Tensor, "b *shape"], errors: Sequence[Float[Tensor, "b _"]]
+    ) -> list[Float[Tensor, "b _"]]:
+        far = distances(coarse(self.part.of(x - tree.root)), self.centres)
+        return [torch.where(self.is_guided > 0, f, e) for f, e in zip(far, errors, strict=True)]
+
+    def make_room(self, image: Float[Tensor, "*shape"]) -> None:
+        """Places for the centres of every level, before any are found."""
+        if not self.centres:
+            size = coarse(self.part.of(image).unsqueeze(0)).shape[1]
+            sizes = level_sizes(self.branching)
+            self.centres = [torch.zeros(nodes, size, device=image.device) for nodes in sizes]
+
+    def find(
+        self, missed: Iterable[Float[Tensor, "b *shape"]], generator: torch.Generator
+    ) -> list[Float[Tensor, "_ d"]]:
+        """Centres of what the root misses."""
+        rows = torch.cat([coarse(self.part.of(part)) for part in missed])
+        return find_centres(rows, self.branching, generator)
+
+    def take(self, centres: Sequence[Float[Tensor, "_ d"]]) -> None:
+        """Begin at these centres; they go where a recorded step reads them."""
+        self.centres = self.centres or list(centres)
+        for place, level in zip(self.centres, centres, strict=True):
+            place.copy_(level)
+        self.is_found = True
 
 
 def coarse(residuals: Float[Tensor, "b *shape"]) -> Float[Tensor, "b d"]:
@@ -40,12 +83,6 @@ def coarse(residuals: Float[Tensor, "b *shape"]) -> Float[Tensor, "b d"]:
         factor = -(-max(residuals.shape[-2:]) // SIDE)
         residuals = F.avg_pool2d(residuals, factor, ceil_mode=True)
     return residuals.flatten(1)
-
-
-def start_centres(image: Float[Tensor, "*shape"], branching: Sequence[int]) -> list[Tensor]:
-    """Room for the centres of every level, root first."""
-    size = coarse(image.unsqueeze(0)).shape[1]
-    return [torch.zeros(nodes, size, device=image.device) for nodes in level_sizes(branching)]
 
 
 def find_centres(
