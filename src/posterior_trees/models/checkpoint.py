@@ -16,6 +16,7 @@ from posterior_trees import store
 from posterior_trees.errors import ModelError
 from posterior_trees.guarantee.certificate import PREFIX, Guarantee
 from posterior_trees.models.build import build_predictor, check_own, outline, terms
+from posterior_trees.models.hub import fetch, is_address
 from posterior_trees.predictor import TreePredictor
 from posterior_trees.recipe import Recipe, parse_resolved, write_recipe
 from posterior_trees.schema import SchemaError, check
@@ -53,7 +54,8 @@ def load(
     *,
     predictor: TreePredictor | None = None,
 ) -> TreePredictor:
-    """A predictor ready for inference; `name_or_path` is a shipped name, a run folder or a file.
+    """A predictor ready for inference; `name_or_path` is a shipped name, a run folder, a file,
+    or a hub's address, `hf://owner/name[@revision]`.
 
     Weights are used in float32 unless `dtype` says otherwise; the device is the best there is
     unless `device` says otherwise. A `predictor` of your own, as it was given to `fit`, receives
@@ -169,7 +171,9 @@ def read_tensors(file: Path) -> tuple[Tensors, Tensors]:
 
 
 def find_model(name_or_path: str | PathLike[str]) -> Path:
-    """The file of a shipped name, a run folder (its best weights) or a file."""
+    """The file of a shipped name, a run folder (its best weights), a file, or a hub's address."""
+    if is_address(name_or_path):
+        return fetch(str(name_or_path))
     path = Path(name_or_path)
     if path.is_file() and path.suffix == ".toml":
         raise ModelError(
@@ -192,7 +196,7 @@ def find_model(name_or_path: str | PathLike[str]) -> Path:
         )
     raise ModelError(
         f"there is no model {str(name_or_path)!r}: give a file, a run folder, or one of the "
-        f"shipped models ({', '.join(SHIPPED)})"
+        f"shipped models ({', '.join(SHIPPED)}), or an address hf://owner/name"
     )
 
 

@@ -1,0 +1,144 @@
+"""Models on a hub: `hf://owner/name[@revision]`, fetched once and kept, or pushed with their card.
+
+Only safetensors are ever read: what a hub hands out is numbers and text, and no code of it runs. A
+file is checked like any other model (`store` verifies its checksum) before it is used.
+"""
+
+import os
+import re
+import tempfile
+from collections.abc import Callable
+from os import PathLike
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from posterior_trees.errors import MissingError, ModelError
+
+SCHEME = "hf://"
+FILE = "model.safetensors"
+README = "README.md"
+LIBRARY = "posterior-trees"
+PART = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9])?")
+T = TypeVar("T")
+
+
+class Address(NamedTuple):
+    """Where a model lies on the hub; without a revision it is the newest."""
+
+    owner: str
+    name: str
+    revision: str | None
+
+    @property
+    def repository(self) -> str:
+        return f"{self.owner}/{self.name}"
+
+    def __str__(self) -> str:
+        return SCHEME + self.repository + (f"@{self.revision}" if self.revision else "")
+
+
+def is_address(text: str | PathLike[str]) -> bool:
+    return str(text).startswith(SCHEME)
+
+
+def read_address(text: str) -> Address:
+    """The parts of `hf://owner/name[@revision]`."""
+    path, at, revision = text.removeprefix(SCHEME).partition("@")
+    parts = path.split("/")
+    if not (
+        is_address(text)
+        and len(parts) == 2
+        and all(PART.fullmatch(part) for part in parts)
+        and (not at or re.fullmatch(r"[\w./-]{1,100}", revision))
+    ):
+        raise ModelError(f"{text!r} is no address on the hub: write hf://owner/name[@revision]")
+    return Address(parts[0], parts[1], revision or None)
+
+
+def fetch(text: str) -> Path:
+    """The file of a model on the hub; fetched the first time, or when it is a newer one."""
+    address, hub = read_address(text), import_hub()
+    return Path(
+        _explained(
+            address,
+            lambda: hub.hf_hub_download(
+                address.repository,
+                FILE,
+                revision=address.revision,
+                cache_dir=os.environ.get("HF_HUB_CACHE"),
+                endpoint=os.environ.get("HF_ENDPOINT"),
+                library_name=LIBRARY,
+            ),
+        )
+    )
+
+
+def push(file: str | PathLike[str], text: str, card: str) -> str:
+    """Put a model and its card on the hub, both or neither; gives the address of what is there."""
+    address, hub = read_address(text), import_hub()
+    if address.revision:
+        raise ModelError(
+            f"{text} names a revision: the hub makes the next one itself, leave it out"
+        )
+    api = hub.HfApi(endpoint=os.environ.get("HF_ENDPOINT"), library_name=LIBRARY)
+
+    def upload() -> Any:
+        api.create_repo(address.repository, exist_ok=True)
+        with tempfile.TemporaryDirectory() as folder:
+            readme = Path(folder) / README
+            readme.write_text(card, encoding="utf-8")
+            parts = [
+                hub.CommitOperationAdd(path_in_repo=FILE, path_or_fileobj=str(file)),
+                hub.CommitOperationAdd(path_in_repo=README, path_or_fileobj=str(readme)),
+            ]
+            return api.create_commit(
+                address.repository, parts, commit_message=f"Upload {Path(file).name}"
+            )
+
+    done = _explained(address, upload)
+    return str(address._replace(revision=done.oid))
+
+
+def _explained(address: Address, ask: Callable[[], T]) -> T:
+    """What the hub answers; its refusals in words that say what to do."""
+    from huggingface_hub import errors
+
+    try:
+        return ask()
+    except errors.GatedRepoError:
+        fix = "its owner must let you in: ask on its page, then log in (hf auth login)"
+    except errors.RepositoryNotFoundError:
+        fix = "there is no such model, or it is private: check the name, or log in (hf auth login)"
+    except errors.RevisionNotFoundError:
+        fix = f"it has no revision {address.revision!r}: leave it out for the newest"
+    except errors.RemoteEntryNotFoundError:
+        fix = f"it holds no {FILE}, so it is not a model of posterior-trees"
+    except errors.LocalEntryNotFoundError as error:
+        fix = (
+            "it was not fetched before, and the hub cannot be reached (offline, or HF_HUB_OFFLINE "
+            f"is set): {_cause(error)}"
+        )
+    except Exception as error:  # of whichever library it asks the hub through
+        status = getattr(getattr(error, "response", None), "status_code", None)
+        fix = f"the hub failed: {_cause(error)}. Try again later, or give a file"
+        if status in (401, 403):
+            fix = "the hub wants to know who asks: log in (hf auth login), or set HF_TOKEN"
+    raise ModelError(f"{address}: {fix}")
+
+
+def _cause(error: BaseException) -> str:
+    """The first line of the first error of a chain."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return str(error).strip().partition("\n")[0] or type(error).__name__
+
+
+def import_hub() -> Any:
+    try:
+        import huggingface_hub
+    except ImportError:
+        raise MissingError(
+            "models on a hub need huggingface_hub, which is not installed: "
+            'pip install "posterior-trees[hub]"'
+        ) from None
+    return huggingface_hub
