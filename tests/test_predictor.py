@@ -3,6 +3,7 @@
 import math
 import subprocess
 import sys
+import time
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 
 from posterior_trees import Colorize, Downsample, Inpaint, Paired, TreePredictor, UNet
 from posterior_trees.measure import Denoise, Measurement
-from posterior_trees.predictor import wrap
+from posterior_trees.predictor import check_values, wrap
 
 
 def noise(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
@@ -196,3 +197,44 @@ def test_gradients_reach_every_weight_through_the_tree():
 def test_float32_measurement_of_a_float64_network_keeps_its_precision():
     predictor = wrap(nn.Conv2d(1, 2, 1), features=2, channels=1, branching=2, depth=1).double()
     assert predictor(noise(1, 1, 4, 4)).root.dtype == torch.float64
+
+
+@pytest.mark.parametrize("change", [math.nan, 255.0, -200.0, math.inf])
+@pytest.mark.parametrize("is_fast", [False, True])
+def test_nan_and_values_far_outside_are_refused(change, is_fast):
+    predictor = make_predictor(Colorize())
+    y = predictor.measure(noise(2, 3, 16, 16))
+    asked = predictor.eval().compile() if is_fast else predictor
+    message = "are NaN" if math.isnan(change) else r"far outside \[0, 1\] \(at most 8 beyond\)"
+    with pytest.raises(ValueError, match=message):
+        asked(y * change)
+
+
+def test_noise_and_points_and_slight_overshoot_are_taken():
+    predictor = make_predictor(Denoise(3.0))
+    predictor(30 * noise(1, 3, 16, 16) - 15)
+    make_predictor(Colorize())(4 * noise(1, 1, 16, 16) - 2)
+    mlp = TreeMLP(3, dim=2, width=8)
+    TreePredictor(mlp, Denoise(1.0), branching=3, depth=1, channels=1)(100 * noise(4, 2))
+
+
+def test_a_look_at_the_values_is_no_break_in_what_is_compiled():
+    """Reading a number ends the graph of torch.compile; `fullgraph` would not have it."""
+    program = (
+        "import torch\n"
+        "from posterior_trees.predictor import check_values\n"
+        "look = torch.compile(lambda y: (check_values(y), 2 * y)[1], fullgraph=True, "
+        "backend='eager')\n"
+        "print(look(torch.full((1, 1), 3.0)).item())"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout == "6.0\n", done.stderr
+
+
+def test_a_look_at_the_values_costs_next_to_nothing():
+    y, times = noise(1, 1, 256, 256), []
+    for _ in range(50):
+        start = time.perf_counter()
+        check_values(y)
+        times.append(time.perf_counter() - start)
+    assert min(times) < 1e-3

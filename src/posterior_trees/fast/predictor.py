@@ -27,7 +27,7 @@ from posterior_trees.fast.leafwise import MOST
 from posterior_trees.fast.norm import HALF, has_kernels
 from posterior_trees.fast.packing import power
 from posterior_trees.networks.unet import LeafConv, UNet
-from posterior_trees.predictor import TreePredictor, check_brightness
+from posterior_trees.predictor import TreePredictor, check_brightness, check_values
 from posterior_trees.tree import Tree
 
 RECORDINGS = 4
@@ -64,6 +64,8 @@ class FastPredictor(TreePredictor):
     @torch.inference_mode()
     def forward(self, y: Float[Tensor, "b *shape"]) -> Tree:
         check_brightness(y)
+        if not y.is_cuda:  # there a look would wait for all that was asked for before
+            check_values(self.measurement.blank(y), self.measurement.noise)
         # the next call overwrites what a recording returns
         levels = copies(self._recording(y.shape)(y)) if self.is_recorded else self._run(y)
         nodes = self.depth + 1

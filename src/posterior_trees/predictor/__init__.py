@@ -1,5 +1,11 @@
 """From a measurement to a tree."""
 
-from posterior_trees.predictor.onepass import TreePredictor, check_brightness, evaluating, wrap
+from posterior_trees.predictor.onepass import (
+    TreePredictor,
+    check_brightness,
+    check_values,
+    evaluating,
+    wrap,
+)
 
-__all__ = ["TreePredictor", "check_brightness", "evaluating", "wrap"]
+__all__ = ["TreePredictor", "check_brightness", "check_values", "evaluating", "wrap"]

@@ -1,5 +1,6 @@
 """From a measurement to a tree, consistent with the measurement by construction."""
 
+import math
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from os import PathLike
@@ -91,6 +92,7 @@ class TreePredictor(nn.Module):
     def forward(self, y: Float[Tensor, "b *shape"]) -> Tree:
         check_brightness(y)
         y = self.measurement.blank(y)
+        check_values(y, self.measurement.noise)
         tree = self.assemble(self.network(self.view(y)), y)
         if self._guarantee is not None and not self.training:
             tree.guarantee = self._guarantee.bound_to(self)
@@ -205,6 +207,40 @@ def check_brightness(y: Shaped[Tensor, "*shape"]) -> None:
             f"y is {y.dtype}; it must be floating-point numbers in [0, 1]: y / 255, or give "
             "pictures to predictor.predict, which scales them"
         )
+
+
+FAR = 8.0
+"""How far beyond [0, 1] values may be, beside the measurement's own noise."""
+
+
+def check_values(y: Float[Tensor, "*shape"], noise: float | int = 0.0) -> None:
+    """Refuse NaN, and images far outside [0, 1], whose tree would say nothing.
+
+    Choice: points (of two axes) have no range, and networks of one's own may be given images of
+    another scale, so only what is far outside is refused. What is compiled, traced or recorded is
+    not looked at: it would end there.
+    """
+    if not (y.numel() and _can_look(y)):
+        return
+    low, high = (bound.item() for bound in y.detach().aminmax())
+    if math.isnan(low) or math.isnan(high):
+        bad = int(y.isnan().sum())
+        raise InputError(
+            f"{bad} of {y.numel()} numbers of y are NaN; replace them, or see what made them"
+        )
+    far = FAR + 8 * noise
+    if y.ndim > 2 and not (-far <= low and high <= 1 + far):
+        raise InputError(
+            f"y goes from {low:g} to {high:g}, far outside [0, 1] (at most {far:g} beyond): divide "
+            "by 255 (16-bit: by 65535), or give pictures to predictor.predict, which scales them"
+        )
+
+
+def _can_look(y: Tensor) -> bool:
+    """Whether two numbers of a tensor can be read now."""
+    if torch.compiler.is_compiling() or torch.jit.is_tracing() or y.is_meta:
+        return False
+    return not (y.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
 def wrap(
