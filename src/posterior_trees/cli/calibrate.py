@@ -33,7 +33,7 @@ def add(commands: Any) -> None:
     parser.add_argument("--box", type=count, nargs=2, metavar=("H", "W"), help="size of the boxes "
                         "that may be chosen after looking [a quarter]")  # fmt: skip
     add_limit(parser, "evenly spaced ones [all]")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=0, help="of the measurements [0]")
     parser.add_argument("--bank", type=count, metavar="N", help="keep N images, for functions "
                         "nobody foresaw, in a file beside")  # fmt: skip
     parser.add_argument("--out", type=Path, help="write a copy of the model [into the model]")
