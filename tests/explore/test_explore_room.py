@@ -14,6 +14,7 @@ from PIL import Image
 from posterior_trees import grow, load
 from posterior_trees.assets import sample_digits
 from posterior_trees.explore import describe_trees, page
+from posterior_trees.explore.export import frame_content, inline_page
 from posterior_trees.serve.upload import answer
 
 
@@ -103,3 +104,24 @@ def test_the_shipped_model_answers_within_a_second() -> None:
         taken.append(time.perf_counter() - started)
     assert len(example["levels"][-1]) == 9
     assert taken[0] < 1
+
+
+@pytest.mark.parametrize(("width", "height"), [(1400, 900), (400, 800)])
+def test_a_warning_and_the_tree_are_seen_without_scrolling(
+    visit: Callable[..., Any], tmp_path: Path, width: int, height: int
+) -> None:
+    (example,) = describe_trees(make_tree(), inputs=make_tree().root)
+    words = "this picture is unlike those that the model was trained on, " * 4
+    content = frame_content((2, 2), (28, 28), "Trees") | {"examples": [example | {"note": words}]}
+    (tmp_path / "n.html").write_text(inline_page(content), "utf-8")
+    opened = visit((tmp_path / "n.html").as_uri(), width, height)
+    opened.wait_for_selector("#note")
+    note = opened.locator("#note").bounding_box()
+    assert note["y"] + note["height"] < height
+    assert opened.locator("#note").evaluate("n => n.scrollHeight <= n.clientHeight + 1")
+    opened.wait_for_timeout(350)
+    shown = [n.bounding_box() for n in opened.locator(".node").all() if n.is_visible()]
+    assert len(shown) >= 3
+    for box in shown:
+        assert note["y"] + note["height"] <= box["y"]
+        assert box["y"] + box["height"] <= height
