@@ -178,7 +178,7 @@ class Canvas:
 
     def add(self, tree: Tree, tile: Tile) -> None:
         """Match a tile's tree with what is here and lay it on."""
-        here, (rows, columns) = self._place(tile)
+        here, (rows, columns) = place_tile(tile, self.offset, self.weight.shape, self.zoom)
         inner = tree.map_images(lambda images: images[..., rows, columns])
         tree = renumber(inner, self._match(inner, here))
         window = here.window.to(self.weight.dtype)
@@ -208,20 +208,6 @@ class Canvas:
         )
         return [Part(rows[t.rows.start], columns[t.columns.start], p) for t, p in self.tiles]
 
-    def _place(self, tile: Tile) -> tuple[Tile, list[slice]]:
-        """Where a tile lies on the canvas, and which part of the tile that is."""
-        places, weights, parts = [], [], []
-        for axis in (0, 1):
-            start, stop = (
-                self.zoom * (edge - self.offset[axis])
-                for edge in (tile[axis].start, tile[axis].stop)
-            )
-            first, last = max(start, 0), min(stop, self.weight.shape[axis])
-            parts.append(slice(first - start, last - start))
-            places.append(slice(first, last))
-            weights.append(tile[axis + 2].repeat_interleave(self.zoom)[parts[-1]])
-        return Tile(*places, *weights), parts
-
     def _match(self, tree: Tree, tile: Tile) -> list[list[int]]:
         """For every level, which of the tile's nodes goes to each place.
 
@@ -238,6 +224,30 @@ class Canvas:
                 cost = -(theirs @ mine.T)
                 order[level] += [k * parent + child for child in assign(cost)]
         return order
+
+
+def place_tile(
+    tile: Tile, offset: Sequence[int], size: Sequence[int], zoom: int = 1
+) -> tuple[Tile, list[slice]]:
+    """Where a tile lies on a canvas of this `size`, and which part of the tile that is."""
+    places, weights, parts = [], [], []
+    for axis in (0, 1):
+        start, stop = (zoom * (edge - offset[axis]) for edge in (tile[axis].start, tile[axis].stop))
+        first, last = max(start, 0), min(stop, size[axis])
+        parts.append(slice(first - start, last - start))
+        places.append(slice(first, last))
+        weights.append(tile[axis + 2].repeat_interleave(zoom)[parts[-1]])
+    return Tile(*places, *weights), parts
+
+
+def part_edges(tiles: Sequence[Tile]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Along each axis, the edges of what each row or column of tiles weighs most in."""
+    rows, columns = (
+        _share({tile[axis].start: (tile[axis], tile[axis + 2]) for tile in tiles})
+        for axis in (0, 1)
+    )
+    down, across = ((0, *[part.stop for part in parts.values()]) for parts in (rows, columns))
+    return down, across
 
 
 def _share(tiles: dict[int, tuple[slice, Tensor]]) -> dict[int, slice]:
