@@ -871,7 +871,6 @@ def test_the_code_of_the_data_page_runs(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     for i in range(5):
         save(Path("my_photos", f"{i}.jpg"), noise(i, 300, 400, 3))
-        save(Path("edges2shoes", "train", f"{i}_AB.jpg"), noise(i, 16, 32, 3))
     fields = {
         "w1": noise(1, 8, 12, dtype=np.uint16) // 20,
         "w4": noise(2, 8, 12, dtype=np.uint16) // 20,
@@ -885,10 +884,6 @@ def test_the_code_of_the_data_page_runs(tmp_path: Path, monkeypatch) -> None:
         exec(compile(code, "docs/data.md", "exec"), found)
     assert found["x"].shape == (2, 3, 256, 256)
 
-    shoes = spec(name="shoes256", kind="pairs", inputs="edges", targets="photos")
-    x, y = load_split(shoes, ".", "train").batch([0])
-    assert y is not None
-    assert (x.shape, y.shape) == ((1, 3, 16, 16), (1, 1, 16, 16))
     pairs = spec(
         name="cells_actin_dna", kind="pairs", inputs="actin_golgi", targets="dna", channels=1
     )

@@ -55,7 +55,6 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder to work in, with the files that a reader of the pages is said to have."""
     monkeypatch.chdir(tmp_path)
     save_noise(tmp_path / "my_digit.png", 28, 28)
-    save_noise(tmp_path / "edges2shoes" / "train" / "1_AB.jpg", 8, 16, 3)
     for number in range(6):
         save_noise(tmp_path / "my_photos" / f"{number}.jpg", 20 + number, 30, 3)
     for stain in ("w1", "w4"):
