@@ -64,6 +64,7 @@ class ProbabilityHead(nn.Module):
         pooled = torch.cat([m.to(wide).flatten(2).mean(dim=2) for m in maps], dim=1)
         if self.is_detached:
             pooled = pooled.detach()
-        with torch.autocast(device_type=pooled.device.type, enabled=False):
+        kind = pooled.device.type  # "meta", where a forecast is made, is no device of autocast's
+        with torch.autocast(device_type="cpu" if kind == "meta" else kind, enabled=False):
             logits = self.layers(pooled.to(next(self.layers.parameters()).dtype))
         return logits.to(wide).log_softmax(dim=1)

@@ -35,6 +35,8 @@ from posterior_trees.recipe.sections import (
 )
 from posterior_trees.recipe.tasks import TASKS
 
+SIZES = {"kind", "c_init", "width", "steps", "doublings", "decoder", "multipliers", "blocks"}
+"""Keys of [network] by which it is named; without any, `ptrees train` chooses one."""
 BEFORE = {"data": {"split_order": "sorted"}}
 """Keys whose default is not what was done before they came."""
 
@@ -72,6 +74,12 @@ def read_text(file: str | PathLike[str], example: str) -> str:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise RecipeError(f"{path} is not a text file in UTF-8: {error}") from error
+
+
+def names_network(file: str | PathLike[str], changes: tuple[str, ...] | list[str] = ()) -> bool:
+    """Whether a recipe file, its task or the changes say how large the network is to be."""
+    table = parse_table(read_text(file, "recipes/"), changes, str(file))
+    return table.get("task") in TASKS or not SIZES.isdisjoint(table.get("network", {}))
 
 
 def parse_recipe(
