@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import cvxpy as cp
 import pytest
 import torch
 from torch import Tensor
@@ -49,6 +48,7 @@ def kkt_residual(conditional: Tensor, q: Tensor, ridge: float, floor: float) -> 
 
 
 def solve_with_clarabel(conditional: Tensor, ridge: float, floor: float, **options) -> Tensor:
+    cp = pytest.importorskip("cvxpy", reason="the solver is in the extra `bench`")
     samples, leaves = conditional.shape
     share, misfit = cp.Variable(samples), cp.Variable(leaves)  # share = N q
     penalty = ridge / leaves / samples * cp.sum_squares(share)

@@ -236,3 +236,19 @@ def test_without_the_reproduction_its_commands_say_where_it_is():
     assert "ptrees toy" in done.stderr
     assert "checkout" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_gpu_tests_need_no_more_than_a_training_machine_has():
+    """Nothing can be installed there: what else a test takes, it asks for itself."""
+    here = Path(__file__).parent
+    helpers = {file.stem: file for file in here.glob("*.py")}
+    pending = [file for file in helpers.values() if "mark.gpu" in file.read_text(encoding="utf-8")]
+    pending = [here / "conftest.py", *(file for file in pending if file.name != "test_layout.py")]
+    assert len(pending) >= 9, "where are the GPU tests?"
+    allowed = {*RUNTIME, "pytest", LIBRARY, REPRODUCTION, *sys.stdlib_module_names}
+    seen = set()
+    while pending:
+        seen.add(file := pending.pop())
+        tops = {name.partition(".")[0] for name in imports(file, is_top_only=True)}
+        assert tops - allowed - helpers.keys() == set(), f"{file.name}: import inside the test"
+        pending += {helpers[name] for name in tops & helpers.keys()} - seen
