@@ -700,6 +700,21 @@ def test_augmented_pairs_stay_registered_and_in_range(names: tuple[str, ...], pa
         assert not torch.equal(augment(x, y, names, patch, generator(1))[0], moved_x)
 
 
+def test_brightness_is_one_exposure_for_both_images_of_a_pair() -> None:
+    """Log-uniform within 25 % either way (Kolmogorov–Smirnov at 1 in 10,000), and white stays."""
+    x = torch.full((4000, 1, 2, 2), 0.4, dtype=torch.float64)
+    moved_x, moved_y = augment(x, 0.5 * x, ["brightness"], generator=generator())
+    assert torch.equal(moved_y, 0.5 * moved_x)
+    factor = moved_x[:, 0, 0, 0] / 0.4
+    assert torch.allclose(moved_x, 0.4 * factor[:, None, None, None].expand_as(x))
+    place = (factor.log() / math.log(1.25) + 1) / 2
+    assert place.min() >= 0
+    assert place.max() <= 1
+    assert (place.sort().values - torch.arange(1, 4001) / 4000).abs().max() < 2.2 / math.sqrt(4000)
+    white, _ = augment(torch.ones_like(x), None, ["brightness"], generator=generator())
+    assert white.max() == 1
+
+
 def test_flip_is_an_involution_that_half_of_the_images_undergo() -> None:
     x = images(b=400)
     once, _ = augment(x, None, ["flip"], generator=generator())

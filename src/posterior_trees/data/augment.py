@@ -8,7 +8,9 @@ so that pairs stay registered. All of it runs in batches on the images' own devi
   counted from the centre, is read between the pixels around
   $q = \tfrac{1}{s} R_\theta^\top (p - t)$ of the input; outside the image it is 0;
 - `flip`: left and right exchanged, for half of the images;
-- `symmetries`: one of the eight flips and rotations of the square.
+- `symmetries`: one of the eight flips and rotations of the square;
+- `brightness`: all values times one factor, log-uniform around 1, as a longer or shorter exposure
+  of both images of a pair; what becomes brighter than white is white.
 
 Randomness is an argument: the same generator state gives the same batch. Random numbers are drawn
 on the generator's device and then moved to the images.
@@ -25,10 +27,13 @@ from torch.nn.functional import affine_grid, grid_sample
 
 from posterior_trees.errors import DataError
 
-AUGMENTATIONS = ("crop", "affine", "flip", "symmetries")
+AUGMENTATIONS = ("crop", "affine", "flip", "symmetries", "brightness")
 
 DEGREES, SCALE, SHIFT_PIXELS = 8.0, 0.08, 1.5
 """How far `affine` goes either way. Choice: more makes digits that nobody would write."""
+
+EXPOSURE = 1.25
+"""The largest factor of `brightness`; the smallest is its inverse."""
 
 
 def augment(
@@ -52,6 +57,9 @@ def augment(
         images = _where(_coins(images, generator), images.flip(3), images)
     if "symmetries" in names:
         images = _symmetries(images, generator)
+    if "brightness" in names:
+        factor = EXPOSURE ** (2 * _uniform(images, 1, generator) - 1)
+        images = (images * factor[:, :, None, None]).clamp(0, 1)
     if y is None:
         return images, None
     return images[:, : x.shape[1]], images[:, x.shape[1] :]

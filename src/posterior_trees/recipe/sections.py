@@ -26,7 +26,7 @@ class DataSpec:
     test: float = 0.1
     patch: int = 0  # train on random crops of this size
     repeat: int = 1  # how often an epoch takes each image; crops of large ones differ
-    augment: tuple[str, ...] = ()  # "flip", "symmetries", "affine"
+    augment: tuple[str, ...] = ()  # "flip", "symmetries", "affine", "brightness"
 
 
 @dataclass(frozen=True)
