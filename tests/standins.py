@@ -22,6 +22,8 @@ def make_standins(folder: Path) -> Path:
     """Write all sets into `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     _write_tar(folder / "faces256.tar", {f"{i:05d}.webp": _face(i) for i in range(IMAGES)})
+    more = {f"{i:05d}.webp": _face(i + 500).resize((64, 64)) for i in range(IMAGES)}
+    _write_tar(folder / "more_faces128.tar", more)
     _write_tar(folder / "cats256.tar", {f"{i:05d}.webp": _face(i + 99) for i in range(IMAGES)})
     _write_tar(folder / "shoes128.tar", {f"{i}.webp": _shoe(i) for i in range(IMAGES)})
     fields = {}

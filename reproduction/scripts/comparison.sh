@@ -14,8 +14,11 @@
 #                  and so have the plain MSE networks that roots are held against
 # faces-eyes, faces-mouth, faces-colorize                → OUT/faces64_<task>
 # faces-compare    the three of them in a row, RePaint last: it takes longest
+# faces-table      all of them in one table, below the paper's own rows            → OUT/table1.md
+# (faces64.sh does all that is about faces unattended)
 #
-# Variables: DATA (data folder), RUNS (runs), OUT (RUNS/comparison), MODEL (digits: the tree),
+# Variables: DATA (data folder), RUNS (runs), OUT (RUNS/comparison), MODEL (digits: the tree), EXTRA (more_faces128:
+# further faces that all methods learn from; empty: none),
 # MINUTES (9), IMAGES (100) and SAMPLES (100) of a comparison, GROUP (10) images sampled together,
 # ONLY (names of methods, e.g. "ddnm ddrm": the others keep what they have, and a last call without
 # it makes the whole table), COMPILE (1: fuse all networks, ours too, which takes a minute each), SET
@@ -26,7 +29,7 @@ set -euo pipefail
 STAGE=${1:?which stage? see the head of this file}
 DATA=${DATA:?set DATA to the data folder}
 RUNS=${RUNS:-runs} MODEL=${MODEL:-digits} ONLY=${ONLY:-}
-OUT=${OUT:-$RUNS/comparison} PTREES=${PTREES:-ptrees}
+OUT=${OUT:-$RUNS/comparison} EXTRA=${EXTRA-more_faces128} PTREES=${PTREES:-ptrees}
 IMAGES=${IMAGES:-100} SAMPLES=${SAMPLES:-100} GROUP=${GROUP:-10}
 END=$((SECONDS + 60 * ${MINUTES:-9}))
 read -ra CHANGES <<<"${SET:-}"
@@ -56,7 +59,7 @@ baselines() { # train these recipes one after the other, while there is time
     [ "${TRY:-0}" = 0 ] || minutes=0.2
     if [ $SECONDS -lt $((END - 20)) ]; then
       $PTREES baseline train "recipes/baselines/$name.toml" --data "$DATA" --out "$RUNS/$name" \
-        --minutes "$minutes" ${ALL[@]+"${ALL[@]}"} ${BASELINES[@]+"${BASELINES[@]}"}
+        --minutes "$minutes" ${EPOCHS:+--set training.epochs=$EPOCHS} ${ALL[@]+"${ALL[@]}"} ${BASELINES[@]+"${BASELINES[@]}"}
     fi
   done
 }
@@ -140,12 +143,21 @@ digits-1000)
     ddnm digits_prior ddnm ""
   ;;
 faces-train)
-  lines=("baselines faces64_conditional" "baselines faces64_prior")
+  diffusion="" gan="" common="" eyes="" mouth="" colorize=""
+  if [ -n "$EXTRA" ]; then # an epoch of 14,000 faces, not 4,000: whatever is counted in epochs is fewer
+    BASELINES+=(--set "data.extra=['$EXTRA']") TREES+=(--set "data.extra=['$EXTRA']")
+    diffusion=EPOCHS=73 gan=EPOCHS=12
+    common="--set loss.epsilon_start=1.5 --set training.ema=0.3"
+    holes="$common --set training.epochs=10 --set loss.epsilon_scale=0.03 --set balancer.start=1.8"
+    eyes="$holes --set loss.seeds=7.5" mouth="$holes --set loss.seeds=5.5"
+    colorize="$common --set training.epochs=7 --set loss.epsilon_scale=0.6"
+  fi
+  lines=("$diffusion baselines faces64_conditional" "$diffusion baselines faces64_prior")
   for task in eyes mouth colorize; do
     apart="" # children by squared errors of the whole picture, as K-means has it
     [ $task != mouth ] || apart="--set loss.is_by_shape=false --set 'loss.focus=[]'"
-    lines+=("baselines faces64_cgan_$task" "trees faces64 recipes/faces_$task.toml --plain $apart \
-      --set 'data.size=[64,64]' --set data.validation=0.1 $NETWORK")
+    lines+=("$gan baselines faces64_cgan_$task" "trees faces64 recipes/faces_$task.toml --plain $apart \
+      --set 'data.size=[64,64]' --set data.validation=0.1 $NETWORK ${!task}")
   done
   together "${lines[@]}"
   ;;
@@ -155,6 +167,14 @@ faces-eyes | faces-mouth | faces-colorize)
 faces-compare) # first what is quick, of all three; colours have no RePaint
   [ -n "$ONLY" ] || ONLY="conditional ddnm ddrm cgan" each eyes mouth colorize
   each eyes mouth ${ONLY:+colorize}
+  ;;
+faces-table)
+  folders=()
+  for task in colorize mouth eyes; do
+    [ ! -f "$OUT/faces64_$task/table.json" ] || folders+=("$OUT/faces64_$task")
+  done
+  PYTHONPATH=$PWD/src:$PWD/reproduction${PYTHONPATH:+:$PYTHONPATH} \
+    ${PYTHON:-python3} -m posterior_trees_paper.compare.joint "${folders[@]}" --out "$OUT"
   ;;
 *)
   echo "unknown stage $STAGE; see the head of $0" >&2

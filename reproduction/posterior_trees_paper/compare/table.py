@@ -246,7 +246,7 @@ def _grid(rows: list[dict[str, Any]], sign: str) -> tuple[list[str], list[list[s
     cells = []
     for row in rows:
         seen = [_count(row.get("trained_on"))] * shows_seen
-        line = [_label(row), *seen, _count(row["evaluations"])]
+        line = [label(row), *seen, _count(row["evaluations"])]
         line += [_spread(row[quality][d], sign, 2) for d in depths]
         line += [_spread(row["nll"][d], sign, 2) for d in depths[1:]]
         line += [f"{row['entropy'][d]['mean']:.2f}" for d in depths[1:]]
@@ -271,11 +271,11 @@ def _differences(
         line = [_interval(both[quality][d]) for d in depths]
         line += [_interval(both["nll"][d]) for d in depths[1:]]
         times = None if seconds is None else seconds / ours["seconds_per_image"]
-        cells.append([_label(row), *line, _number(times, "{:,.1f} ×")])
+        cells.append([label(row), *line, _number(times, "{:,.1f} ×")])
     return head, cells
 
 
-def _label(row: dict[str, Any]) -> str:
+def label(row: dict[str, Any]) -> str:
     """A sampler that is not good enough stays in the table, and the table says so."""
     failed = row["acceptance"] and row["acceptance"]["passed"] is False
     return f"{row['name']} (failed)" if failed else row["name"]

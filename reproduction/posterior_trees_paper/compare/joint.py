@@ -1,0 +1,83 @@
+"""The comparisons of several tasks as one table, below the paper's own row of each (its Table 1).
+
+    python -m posterior_trees_paper.compare.joint OUT/faces64_eyes OUT/faces64_mouth … --out OUT
+
+writes OUT/table1.md and OUT/table1.json from what `ptrees compare` left in each folder.
+"""
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from posterior_trees import store
+from posterior_trees.errors import InputError
+from posterior_trees_paper.compare.table import label
+
+PAPER = {
+    "faces_colorize": {"psnr": (24.6, 25.7, 26.4), "nll": (0.9, 2.0)},
+    "faces_mouth": {"psnr": (20.1, 20.5, 20.4), "nll": (0.9, 2.0)},
+    "faces_eyes": {"psnr": (19.6, 19.9, 19.8), "nll": (1.3, 2.5)},
+}
+"""Table 1, the rows "Ours": 100 faces of FFHQ, trained on 24,183 of CelebA-HQ at 256×256."""
+OTHER = "the paper's (other faces, does not compare)"
+
+
+def read_tables(folders: Sequence[Path]) -> list[dict[str, Any]]:
+    """The tables of comparisons, each of another task."""
+    tables = []
+    for folder in folders:
+        if not (folder / "table.json").is_file():
+            raise InputError(
+                f"{folder} holds no comparison (table.json): run `ptrees compare` first"
+            )
+        table = json.loads((folder / "table.json").read_text(encoding="utf-8"))
+        tables.append({**table, "task": table["title"].split(": ")[1].split(" (")[0]})
+    return tables
+
+
+def to_markdown(tables: Sequence[dict[str, Any]]) -> str:
+    depths = len(tables[0]["methods"][0]["psnr"])
+    head = ["task", "method", "trained on", *[f"PSNR d={d}" for d in range(depths)],
+            *[f"NLL d={d}" for d in range(1, depths)], "NFE"]  # fmt: skip
+    lines = ["# All methods on all tasks", "", _caption(tables), "", _line(head)]
+    lines.append(_line(["---", "---", *["--:"] * (len(head) - 2)]))
+    for table in tables:
+        if known := PAPER.get(table["task"]):
+            numbers = [f"*{value}*" for value in (*known["psnr"], *known["nll"])]
+            lines.append(_line([table["task"], f"*{OTHER}*", "*24,183*", *numbers, "*1*"]))
+        for row in table["methods"]:
+            quality = row["psnr_hole"] or row["psnr"]
+            cells = [f"{v['mean']:.2f} ± {v['std']:.2f}" for v in (*quality, *row["nll"][1:])]
+            counts = [f"{n:,}" if n else "–" for n in (row.get("trained_on"), row["evaluations"])]
+            lines.append(_line([table["task"], label(row), counts[0], *cells, counts[1]]))
+    return "\n".join(lines) + "\n"
+
+
+def _caption(tables: Sequence[dict[str, Any]]) -> str:
+    counts = sorted({len(table["images"]) for table in tables})
+    return (
+        f"{' or '.join(map(str, counts))} test images a task; mean ± standard deviation over "
+        "images, PSNR in dB, of the hole where there is one. *failed*: a diffusion model that does "
+        "not pass the tests in its task's own table, which also has the paired differences."
+    )
+
+
+def _line(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER")
+    parser.add_argument("--out", type=Path, required=True)
+    arguments = parser.parse_args(words)
+    tables = read_tables(arguments.folders)
+    paper = {table["task"]: PAPER.get(table["task"]) for table in tables}
+    store.write_json(arguments.out / "table1.json", {"schema": 1, "paper": paper, "tables": tables})
+    store.write_bytes(arguments.out / "table1.md", to_markdown(tables).encode())
+
+
+if __name__ == "__main__":
+    main()
