@@ -19,9 +19,10 @@ from posterior_trees.assets import sample_digits
 from posterior_trees.data import read_idx
 from posterior_trees.explore import describe_trees
 from posterior_trees.explore.export import frame_content, inline_page
+from posterior_trees.pictures.card import describe_model
 from posterior_trees.serve.listen import listen
 from posterior_trees.serve.server import make_app
-from posterior_trees.serve.start import describe_start, model_card
+from posterior_trees.serve.start import describe_start
 
 HERE = Path(__file__).parent
 TITLE = "Posterior trees of handwritten digits"
@@ -53,7 +54,7 @@ def take(predictor: TreePredictor, training: Tensor | None = None, out: Path = H
     from playwright.sync_api import sync_playwright
 
     app = make_app(predictor, examples=describe_start(predictor, ()), title=TITLE,
-                   model_card=model_card(predictor))  # fmt: skip
+                   model_card=describe_model(predictor))  # fmt: skip
     opened = listen("127.0.0.1", 0)
     server = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [opened]})
@@ -87,7 +88,7 @@ def compare(predictor: TreePredictor, training: Tensor) -> str:
         predictor(y).to("cpu"), inputs=y.cpu(), truths=x, names=names,
         rivals={"100 nearest training digits": nearest_digits(x, training)},
     )  # fmt: skip
-    frame = frame_content(predictor.branching, (28, 28), TITLE, model_card(predictor))
+    frame = frame_content(predictor.branching, (28, 28), TITLE, describe_model(predictor))
     return inline_page(frame | {"examples": examples})
 
 

@@ -3,18 +3,17 @@
 import io
 import re
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
-from posterior_trees import Paired, TreePredictor, UNet
+from posterior_trees import Measurement, Paired, TreePredictor, UNet
 from posterior_trees.errors import DataError
 from posterior_trees.imaging.adjust import Adjustment, describe_misfit
 from posterior_trees.imaging.decode import decode_raw
-from posterior_trees.pictures.picture import read_picture
+from posterior_trees.pictures.reading import Reading, read
 
 CAMERA = np.random.default_rng(0).integers(150, 2600, (1, 40, 50), np.uint16, endpoint=True)
 
@@ -22,7 +21,9 @@ CAMERA = np.random.default_rng(0).integers(150, 2600, (1, 40, 50), np.uint16, en
 def advice(stored: np.ndarray, done: Adjustment, low: float, high: float, name: str = "t") -> str:
     """What is said of a picture to a model that was trained on these brightnesses."""
     about = {"input_brightness": [low, high]} if low < high else {}
-    return describe_misfit(stored, done, SimpleNamespace(name=name, about=about), lambda x: x)
+    made = {"branching": 2, "depth": 1, "channels": 1, "name": name, "about": about}
+    model = TreePredictor(torch.nn.Linear(1, 1), Measurement(), **made)
+    return describe_misfit(stored, done, model, lambda x: x)
 
 
 def follow(text: str, stored: np.ndarray, done: Adjustment) -> float:
@@ -84,13 +85,14 @@ def test_a_file_of_32_bits_is_read_with_levels(dtype: type, tmp_path: Path) -> N
     model = TreePredictor(network, Paired(1, 1), branching=2, depth=1, channels=1, multiple=16)
     values = 100 * CAMERA[0].astype(dtype)
     Image.fromarray(values).save(tmp_path / "a.tif")
-    read = read_picture(tmp_path / "a.tif", model, levels=(15_000, 260_000), gamma=0.5)
-    options = {"levels": (15_000, 260_000), "gamma": 0.5, "invert": True}
-    torch.testing.assert_close(read_picture(tmp_path / "a.tif", model, **options), 1 - read)
+    options = {"levels": (15_000, 260_000), "gamma": 0.5}
+    found = read(tmp_path / "a.tif", model, Reading.of(**options)).pixels
+    inverted = read(tmp_path / "a.tif", model, Reading.of(**options, invert=True)).pixels
+    torch.testing.assert_close(inverted, 1 - found)
     want = Adjustment.of((150, 2600), 0.5, invert=False).apply(CAMERA)
-    torch.testing.assert_close(read, want)
+    torch.testing.assert_close(found, want)
     with pytest.raises(DataError, match=r"a\.tif has floating-point or 32-bit pixels from 15"):
-        read_picture(tmp_path / "a.tif", model)
+        read(tmp_path / "a.tif", model)
 
 
 def test_numbers_in_0_1_stay_there_when_they_are_resized() -> None:

@@ -17,9 +17,9 @@ from posterior_trees.measure import Denoise, Inpaint
 from posterior_trees.models import checkpoint
 from posterior_trees.models.build import build_predictor
 from posterior_trees.models.checkpoint import find_model, load_recipe, save_model
+from posterior_trees.pictures.card import describe_model
 from posterior_trees.predictor import TreePredictor
 from posterior_trees.recipe import read_recipe, write_recipe
-from posterior_trees.serve.start import model_card
 from posterior_trees.training.trainer import fit
 
 
@@ -309,13 +309,13 @@ def test_the_shipped_cells_are_those_of_the_recipe_and_carry_their_card():
 @pytest.mark.parametrize(("name", "terms"), [("digits", "CC BY-SA 3.0"), ("cells", ": CC0")])
 def test_a_model_says_on_what_terms_its_data_are(name: str, terms: str) -> None:
     assert terms in load(name, "cpu").about["terms"]
-    assert terms in model_card(load(name, "cpu"))["terms"]
+    assert terms in describe_model(load(name, "cpu"))["terms"]
 
 
 def test_nothing_is_said_about_the_terms_of_your_own_data(model) -> None:
     _, _, file = model
     assert "terms" not in load(file, "cpu").about
-    assert "terms" not in model_card(load(file, "cpu"))
+    assert "terms" not in describe_model(load(file, "cpu"))
 
 
 def test_terms_are_those_of_the_data_not_of_the_task(tmp_path) -> None:

@@ -18,7 +18,7 @@ from posterior_trees.models.build import build_predictor
 from posterior_trees.models.checkpoint import save_model
 from posterior_trees.pictures.nuclei.count import count_nuclei
 from posterior_trees.pictures.nuclei.report import count_table, per_leaf, write_count
-from posterior_trees.pictures.tiles import Part, TiledTree
+from posterior_trees.pictures.tiles import Part
 from posterior_trees.recipe import parse_recipe
 
 A, B, C = (12, 10), (12, 40), (30, 25)
@@ -235,24 +235,24 @@ def test_json_and_csv_say_the_same(doubtful: Tree, tmp_path: Path) -> None:
 # --- tiles ----------------------------------------------------------------------------------------
 
 
-def mosaic(*leaves: torch.Tensor, left: tuple[float, ...], right: tuple[float, ...]) -> TiledTree:
+def mosaic(
+    *leaves: torch.Tensor, left: tuple[float, ...], right: tuple[float, ...]
+) -> tuple[Tree, list[Part]]:
     """A tree of two tiles that meet in column 30, each with probabilities of its own."""
     mean = [(a + b) / 2 for a, b in zip(left, right, strict=True)]
-    plain = tree_of(*leaves, probs=tuple(mean))
-    tree = TiledTree(plain.images, plain.log_probs, plain.branching)
-    tree.parts = [
+    parts = [
         Part(slice(0, 44), columns, torch.tensor(probs, dtype=torch.float64))
         for columns, probs in ((slice(0, 30), left), (slice(30, 56), right))
     ]
-    return tree
+    return tree_of(*leaves, probs=tuple(mean)), parts
 
 
 def test_tiles_that_vary_on_their_own_add_their_means_and_variances() -> None:
     """All 16 pairs of leaves, one for each tile: A is at the left, B at the right."""
     left, right = (0.4, 0.3, 0.2, 0.1), (0.1, 0.1, 0.1, 0.7)
     shown = [(A, B), (A,), (B,), ()]
-    tree = mosaic(*[field(*nuclei) for nuclei in shown], left=left, right=right)
-    count = count_nuclei(tree)
+    tree, parts = mosaic(*[field(*nuclei) for nuclei in shown], left=left, right=right)
+    count = count_nuclei(tree, parts=parts)
     assert per_leaf(count, tree) == {}  # no leaf has the field's count
     pairs = [
         (p * q, (A in a) + (B in b))
@@ -270,7 +270,8 @@ def test_tiles_that_vary_on_their_own_add_their_means_and_variances() -> None:
 
 def test_tiles_in_the_same_leaf_are_spread_as_the_whole_fields_are() -> None:
     leaves = [field(A, B), field(A), field(B), field()]
-    count = count_nuclei(mosaic(*leaves, left=PROBS, right=PROBS))
+    tree, parts = mosaic(*leaves, left=PROBS, right=PROBS)
+    count = count_nuclei(tree, parts=parts)
     plain = count_nuclei(tree_of(*leaves))
     assert (count.mean, count.spread_together) == pytest.approx((plain.mean, plain.spread))
     assert plain.tiles == 1
@@ -280,13 +281,14 @@ def test_tiles_in_the_same_leaf_are_spread_as_the_whole_fields_are() -> None:
 
 def test_a_nucleus_on_the_seam_is_counted_once() -> None:
     seam = field((20, 30))
-    count = count_nuclei(mosaic(*[seam] * 4, left=PROBS, right=PROBS[::-1]))
+    tree, parts = mosaic(*[seam] * 4, left=PROBS, right=PROBS[::-1])
+    count = count_nuclei(tree, parts=parts)
     assert (count.mean, count.spread, len(count.nuclei)) == (pytest.approx(1), pytest.approx(0), 1)
 
 
 def test_the_table_of_a_mosaic_says_what_its_spread_means(tmp_path: Path) -> None:
-    tree = mosaic(*[field(A, B)] * 3, field(), left=PROBS, right=PROBS)
-    write_count(count_nuclei(tree), tree, tmp_path)
+    tree, parts = mosaic(*[field(A, B)] * 3, field(), left=PROBS, right=PROBS)
+    write_count(count_nuclei(tree, parts=parts), tree, tmp_path)
     facts = json.loads((tmp_path / "count.json").read_text())
     assert facts["tiles"] == 2
     caption = str(count_table(facts, "").caption)

@@ -17,9 +17,9 @@ from posterior_trees.data import find_folder, read_idx
 from posterior_trees.errors import DataError
 from posterior_trees.pictures.digits.doubt import count_side_by_side, describe_doubt
 from posterior_trees.pictures.digits.find import THIN, check_takes_digits, find_digit, stroke_width
-from posterior_trees.pictures.picture import read_picture
+from posterior_trees.pictures.reading import Reading
+from posterior_trees.serve.ask import ask
 from posterior_trees.serve.start import describe_start
-from posterior_trees.serve.upload import answer
 
 DIGITS = sample_digits()[:, 0].numpy()
 
@@ -288,7 +288,7 @@ def test_the_tree_of_a_photograph_is_that_of_its_digit(tmp_path: Path) -> None:
     for number in range(0, 48, 3):
         file = tmp_path / f"{number}.png"
         Image.fromarray(photograph(DIGITS[number])[0]).save(file)
-        root = model.predict(read_picture(file, model, digit=True)).root
+        root = model.predict(file, digit=True).root
         want = model.predict(torch.from_numpy(moved(DIGITS[number])).float()).root
         near.append(likeness(root.numpy(), want.numpy()))
     assert min(near) > 0.8
@@ -323,11 +323,9 @@ def test_nothing_else_is_done_to_a_photographed_digit(command: str, tmp_path: Pa
             cli.main([*words, *options])
         fix = f"--digit finds ink, paper and size by itself: leave {options[0]} out"
         assert fix in capsys.readouterr().err
-    if command == "explore":
-        Image.fromarray(photograph(DIGITS[8])[0]).save(tmp_path / "a.png")
-        with pytest.raises(SystemExit):
-            cli.main([command, "digits", str(tmp_path / "a.png"), "--digit", "--measured", *place])
-        assert "leave --measured out" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        cli.main([*words, "--measured"])
+    assert "leave --measured out" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         cli.main([command, "cells", "a.jpg", "--digit", *place])
     assert "predicts pictures of any size in grey: leave --digit out" in capsys.readouterr().err
@@ -347,11 +345,11 @@ def test_a_digit_that_does_not_fit_is_not_told_to_exchange_black_and_white(tmp_p
                           multiple=16, about={"input_brightness": [0.9, 1.0]})  # fmt: skip
     stream, heard = BytesIO(), []
     Image.fromarray(photograph(DIGITS[8])[0]).save(stream, "PNG")
-    note = answer(model, stream.getvalue(), "a", digit=True).note
+    note = ask(model, stream.getvalue(), "a", Reading(digit=True)).remarks["note"]
     assert "Is it one digit, and upright?" in note
     assert "--invert" not in note
     (tmp_path / "a.png").write_bytes(stream.getvalue())
-    (example,) = describe_start(model, [tmp_path / "a.png"], digit=True, warn=heard.append)
+    (example,) = describe_start(model, [tmp_path / "a.png"], Reading(digit=True), warn=heard.append)
     assert heard == [f"{tmp_path / 'a.png'}: {note}"]
     assert example["note"] == note
-    assert isinstance(model.predict(read_picture(tmp_path / "a.png", model, digit=True)), Tree)
+    assert isinstance(model.predict(tmp_path / "a.png", digit=True), Tree)

@@ -34,14 +34,14 @@ from posterior_trees import (
 from posterior_trees.cli import main
 from posterior_trees.cli.explore import load_measure
 from posterior_trees.explore.export import SERVED
-from posterior_trees.imaging.adjust import Adjustment
 from posterior_trees.models.checkpoint import save_model
 from posterior_trees.networks.head import Leaves
+from posterior_trees.pictures.reading import Reading
+from posterior_trees.serve.ask import Limits
 from posterior_trees.serve.guard import allowed_hosts
 from posterior_trees.serve.listen import listen, serve
 from posterior_trees.serve.server import make_app
 from posterior_trees.serve.start import describe_start
-from posterior_trees.serve.upload import Limits, read_bytes
 from posterior_trees.serve.worker import FullError, Worker
 
 HOME = "http://127.0.0.1:8765"
@@ -103,7 +103,7 @@ def talk(app: Any, conversation: Callable[[Any], Awaitable[Any]], **options: Any
     return asyncio.run(run())
 
 
-def post(app: Any, content: bytes, query: str = "degrade=1", **options: Any) -> Any:
+def post(app: Any, content: bytes, query: str = "clean=1", **options: Any) -> Any:
     return talk(app, lambda c: c.post(f"/api/predict?{query}", content=content, **options))
 
 
@@ -120,7 +120,7 @@ def pixels_of(url: str) -> np.ndarray:
 
 def test_a_picture_comes_back_as_the_model_s_own_tree_of_it() -> None:
     predictor, pixels = make_predictor(), picture()
-    answer = post(make_app(predictor), png(pixels), "degrade=1&name=mine").json()
+    answer = post(make_app(predictor), png(pixels), "clean=1&name=mine").json()
     x = torch.from_numpy(pixels)[None, None].float() / 255
     tree = predictor(predictor.measure(x))
     assert answer["name"] == "mine"
@@ -137,13 +137,13 @@ def test_a_picture_comes_back_as_the_model_s_own_tree_of_it() -> None:
 
 
 def test_a_measurement_has_no_truth() -> None:
-    answer = post(make_app(make_predictor()), png(picture()), "degrade=0").json()
+    answer = post(make_app(make_predictor()), png(picture()), "clean=0").json()
     assert (answer["truth"], answer["truth_path"]) == (None, None)
 
 
 def test_inverting_exchanges_black_and_white() -> None:
     pixels = picture()
-    answer = post(make_app(make_predictor()), png(pixels), "degrade=1&invert=1").json()
+    answer = post(make_app(make_predictor()), png(pixels), "clean=1&invert=1").json()
     assert np.array_equal(pixels_of(answer["truth"]), 255 - pixels)
 
 
@@ -154,11 +154,35 @@ def test_every_usual_format_is_taken_and_fitted_to_the_mask(form: str) -> None:
     assert response.json()["size"] == [8, 8]
 
 
-def test_large_pictures_are_shrunk_to_what_blocks_divide() -> None:
-    predictor = make_predictor(Downsample(4))
-    limits = Limits(side=40)
-    assert read_bytes(predictor, png(picture(90, 61)), "a", limits).shape == (1, 40, 24)
-    assert read_bytes(predictor, png(picture(3, 9)), "a", limits).shape == (1, 4, 8)
+def test_large_pictures_are_predicted_whole_and_shown_small() -> None:
+    app = make_app(make_predictor(Paired(1, 1), about={}))
+    answer = post(app, png(np.full((700, 40), 99, np.uint8)), "").json()
+    assert (answer["size"], answer["resized"]) == ([512, 29], "")
+    assert pixels_of(answer["levels"][0][0]["image"]).shape == (512, 29)
+    assert pixels_of(answer["input"]).shape == (512, 29)
+
+
+def test_more_tiles_than_the_page_takes_are_refused_with_the_command_to_run() -> None:
+    wide = np.zeros((8, 512 * 512 // 8 + 1), np.uint8)
+    for measurement, most, query in (
+        (Paired(1, 1), 1, ""), (Downsample(2), 4, ""), (Downsample(2), 1, "clean=1")
+    ):  # fmt: skip
+        app = make_app(make_predictor(measurement), limits=Limits(tiles=most))
+        response = post(app, png(wide if query == "" else np.vstack([wide, wide])), query)
+        assert response.status_code == 422
+        assert re.search(r"the page takes \d\. `ptrees predict", response.json()["error"])
+    scaled = post(make_app(make_predictor(Paired(1, 1))), png(picture(500, 500)), "scale=16")
+    assert "8000×8000 = 64 megapixels, the limit is 40" in scaled.json()["error"]
+
+
+def test_a_clean_picture_is_cut_to_what_blocks_divide() -> None:
+    app = make_app(make_predictor(Downsample(4)))
+    answer = post(app, png(picture(43, 25)), "clean=1").json()
+    assert answer["size"] == [40, 24]
+    assert np.array_equal(pixels_of(answer["truth"]), picture(43, 25)[1:41, :24])
+    response = post(app, png(picture(3, 9)), "clean=1")
+    assert "it must have at least 4 pixels a side" in response.json()["error"]
+    assert post(app, png(picture(3, 9)), "").json()["size"] == [12, 36]
 
 
 def test_colour_models_take_grey_and_colour_pictures() -> None:
@@ -173,20 +197,20 @@ def test_colour_models_take_grey_and_colour_pictures() -> None:
 
 def test_noise_is_added_to_a_clean_picture_only() -> None:
     app = make_app(make_predictor(Denoise(0.2)))
-    measured = post(app, png(picture()), "degrade=0").json()
+    measured = post(app, png(picture()), "clean=0").json()
     assert np.array_equal(pixels_of(measured["input"]), picture())
-    degraded = post(app, png(picture()), "degrade=1").json()
+    degraded = post(app, png(picture()), "clean=1").json()
     assert not np.array_equal(pixels_of(degraded["input"]), picture())
     assert np.array_equal(pixels_of(degraded["truth"]), picture())
 
 
 def test_a_model_of_pairs_takes_measurements_and_says_so() -> None:
     app = make_app(make_predictor(Paired(1, 1)))
-    assert post(app, png(picture()), "degrade=0").status_code == 200
-    response = post(app, png(picture()), "degrade=1")
+    assert post(app, png(picture()), "clean=0").status_code == 200
+    response = post(app, png(picture()), "clean=1")
     assert response.status_code == 422
     assert "trained on pairs" in response.json()["error"]
-    assert '"degradation":null' in get(app, "/").text
+    assert '"action":null' in get(app, "/").text
 
 
 def test_a_picture_unlike_the_training_data_gets_a_note() -> None:
@@ -204,7 +228,7 @@ def test_the_note_suggests_only_what_helps_and_the_terminal_says_the_same(tmp_pa
         file = tmp_path / f"{name}.png"
         file.write_bytes(png(np.full((8, 8), pixels, np.uint8)))
         (example,) = describe_start(predictor, [file], warn=heard.append)
-        note = post(make_app(predictor), file.read_bytes(), "degrade=0").json()["note"]
+        note = post(make_app(predictor), file.read_bytes(), "clean=0").json()["note"]
         assert heard[-1] == f"{file}: {note}"
         assert example["note"] == note
         assert ("Exchanging black and white" in note) == (name == "light")
@@ -240,14 +264,14 @@ def test_wrong_levels_get_a_readable_reason(query: str, words: str) -> None:
 
 
 def test_the_page_proposes_what_the_command_line_said() -> None:
-    app = make_app(make_predictor(), adjustment=Adjustment.of((150, 2600), 0.5, invert=True))
+    app = make_app(make_predictor(), reading=Reading.of(levels=(150, 2600), gamma=0.5, invert=True))
     assert '"levels":[150,2600],"gamma":0.5,"invert":true' in get(app, "/").text
     assert '"levels":null,"gamma":1.0,"invert":false' in get(make_app(make_predictor()), "/").text
 
 
 def test_a_picture_is_taken_at_the_scale_that_is_asked_for() -> None:
     pairs = make_predictor(Paired(1, 1))
-    assert '"scale":0.5' in get(make_app(pairs, scale=0.5), "/").text
+    assert '"scale":0.5' in get(make_app(pairs, reading=Reading(scale=0.5)), "/").text
     assert '"scale":null' in get(make_app(make_predictor()), "/").text  # it has a mask
     found = post(make_app(pairs), png(np.full((20, 30), 90, np.uint8)), "scale=1.5").json()
     assert found["size"] == [30, 45]
@@ -257,19 +281,19 @@ def test_a_picture_is_taken_at_the_scale_that_is_asked_for() -> None:
 def test_a_digit_is_looked_for_only_where_the_model_is_of_digits() -> None:
     digits = make_predictor(Inpaint.box((0, 19), (0, 27), (28, 28)))
     for proposed, words in ((False, '"digit":false'), (True, '"digit":true')):
-        assert words in get(make_app(digits, digit=proposed), "/").text
-    assert '"digit":null' in get(make_app(make_predictor(), digit=True), "/").text
+        assert words in get(make_app(digits, reading=Reading(digit=proposed)), "/").text
+    assert '"digit":null' in get(make_app(make_predictor(), reading=Reading(digit=True)), "/").text
     photo = np.full((90, 120), 180, np.uint8)
     photo[20:60, 30:38] = 20  # a one
-    found = post(make_app(digits), png(photo), "degrade=1&digit=1").json()
+    found = post(make_app(digits), png(photo), "clean=1&digit=1").json()
     assert found["resized"] == "the digit found in 90×120 (height×width)"
     one = pixels_of(found["truth"]) / 255
     assert one.sum(axis=0).max() == pytest.approx(20, abs=0.1)
     assert one.sum(axis=1).max() == pytest.approx(4, abs=0.1)
     for app, query, words in (
-        (make_app(make_predictor()), "&degrade=1", "predicts 8×8 in grey: leave --digit out"),
-        (make_app(digits), "&degrade=1&invert=1", "by itself: leave --invert out"),
-        (make_app(digits), "", "by itself: leave --measured out"),
+        (make_app(make_predictor()), "&clean=1", "predicts 8×8 in grey: leave --digit out"),
+        (make_app(digits), "&clean=1&invert=1", "by itself: leave --invert out"),
+        (make_app(digits), "&clean=0", "by itself: leave --measured out"),
     ):
         response = post(app, png(photo), f"digit=1{query}")
         assert response.status_code == 422
@@ -281,14 +305,14 @@ SIZES = {
     "cut": (HOLE, (20, 30), "cut to its centre and resized from 20×30 to 8×8 (height×width)"),
     "shrunk": (HOLE, (16, 16), "resized from 16×16 to 8×8 (height×width)"),
     "small": (Downsample(4), (40, 24), ""),
-    "large": (Downsample(4), (80, 48), "resized from 80×48 to 40×24 (height×width)"),
+    "large": (Downsample(4), (80, 48), ""),
 }
 
 
 @pytest.mark.parametrize("kind", SIZES)
 def test_the_page_is_told_of_both_sizes_when_a_picture_was_resized(kind: str) -> None:
     measurement, size, words = SIZES[kind]
-    app = make_app(make_predictor(measurement), limits=Limits(side=40))
+    app = make_app(make_predictor(measurement))
     assert post(app, png(picture(*size))).json()["resized"] == words
 
 
@@ -312,7 +336,7 @@ def test_being_resized_is_told_beside_another_hole_too() -> None:
 
 
 def send_hole(app: Any, hole: bytes, content: bytes | None = None) -> Any:
-    query = f"degrade=1&hole={len(hole)}"
+    query = f"clean=1&hole={len(hole)}"
     return post(app, (png(picture()) if content is None else content) + hole, query)
 
 
@@ -341,7 +365,7 @@ def test_another_hole_gives_the_tree_through_it_and_a_note() -> None:
 def test_a_blank_hole_is_no_truth_but_what_a_painted_one_covers_is() -> None:
     app, blank = make_app(make_predictor()), picture()
     blank[HOLE.hole.numpy()] = 7
-    answer = post(app, png(blank), "degrade=1").json()
+    answer = post(app, png(blank), "clean=1").json()
     assert (answer["truth"], answer["truth_path"]) == (None, None)
     painted = np.zeros((8, 8), np.uint8)
     painted[1:3, 1:3] = 255
@@ -378,7 +402,7 @@ def test_a_bad_hole_gets_a_readable_reason(kind: str) -> None:
 
 @pytest.mark.parametrize("count", ["-1", "x", "99999999", "1" * 30, "²", "1.5"])
 def test_a_wrong_length_of_a_hole_is_refused(count: str) -> None:
-    response = post(make_app(make_predictor()), png(picture()), f"degrade=1&hole={count}")
+    response = post(make_app(make_predictor()), png(picture()), f"clean=1&hole={count}")
     assert response.status_code == 422
     assert "give the number of its bytes" in response.json()["error"]
 
@@ -437,11 +461,11 @@ def test_a_bad_upload_gets_a_readable_reason_and_the_next_one_is_served(kind: st
     content, reason = BAD[kind]
 
     async def conversation(client: Any) -> None:
-        response = await client.post("/api/predict?name=pic&degrade=1", content=content)
+        response = await client.post("/api/predict?name=pic&clean=1", content=content)
         assert response.status_code == 422
         assert re.search(reason, response.json()["error"])
         assert "Traceback" not in response.text
-        good = await client.post("/api/predict?degrade=1", content=png(picture()))
+        good = await client.post("/api/predict?clean=1", content=png(picture()))
         assert good.status_code == 200
 
     talk(app, conversation)
@@ -502,7 +526,7 @@ def test_a_failure_of_our_own_is_told_too(monkeypatch: pytest.MonkeyPatch) -> No
         raise KeyError("a mistake of ours")
 
     app = make_app(make_predictor())
-    monkeypatch.setattr("posterior_trees.serve.server.answer", break_down)
+    monkeypatch.setattr("posterior_trees.serve.server.ask", break_down)
     response = post(app, png(picture()))
     assert response.status_code == 500
     assert "KeyError" in response.json()["error"]
@@ -513,7 +537,7 @@ def test_a_failure_of_our_own_is_told_too(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_name_is_only_a_name() -> None:
     name = "../../etc/passwd<script>" + "x" * 500
     response = talk(make_app(make_predictor()), lambda c: c.post(
-        "/api/predict", params={"name": name, "degrade": "1"}, content=png(picture())))  # fmt: skip
+        "/api/predict", params={"name": name, "clean": "1"}, content=png(picture())))  # fmt: skip
     assert response.json()["name"] == name[:80]
 
 
@@ -560,7 +584,7 @@ def test_fifty_uploads_at_once_neither_crash_nor_starve_the_page() -> None:
     app = make_app(predictor, room=8)
 
     async def conversation(client: Any) -> None:
-        uploads = [client.post("/api/predict?degrade=1", content=png(picture())) for _ in range(50)]
+        uploads = [client.post("/api/predict?clean=1", content=png(picture())) for _ in range(50)]
         waiting = asyncio.gather(*uploads)
         started = time.perf_counter()
         page = await client.get("/")
@@ -573,7 +597,7 @@ def test_fifty_uploads_at_once_neither_crash_nor_starve_the_page() -> None:
         full = next(r for r in await asyncio.gather(waiting) for r in r if r.status_code == 503)
         assert "waiting, which is the limit" in full.json()["error"]
         assert full.headers["retry-after"]
-        again = await client.post("/api/predict?degrade=1", content=png(picture()))
+        again = await client.post("/api/predict?clean=1", content=png(picture()))
         assert again.status_code == 200
 
     talk(app, conversation)
@@ -661,32 +685,13 @@ def test_a_picture_that_is_resized_is_named_with_both_sizes(
         (tmp_path / name).write_bytes(png(picture(height, width)))
     pictures = [str(tmp_path / name) for name in ("fits", "wide", "large")]
     main(["explore", str(model), *pictures, "--save", str(tmp_path / "p.html")])
-    mask = "(height×width), the model takes 8×8:"
     assert capsys.readouterr().err.splitlines() == [
-        f"ptrees explore: {pictures[1]} is 20×30 {mask} cut to its centre and resized to 8×8",
-        f"ptrees explore: {pictures[2]} is 16×16 {mask} resized to 8×8",
+        f"ptrees explore: {pictures[1]}: {SIZES['cut'][2]}",
+        f"ptrees explore: {pictures[2]}: {SIZES['shrunk'][2]}",
     ]
     assert [example["resized"] for example in content_of(tmp_path / "p.html")["examples"]] == [
         SIZES[kind][2] for kind in ("fits", "cut", "shrunk")
     ]
-
-
-@pytest.mark.parametrize(
-    ("size", "words"),
-    [
-        ((8, 512), ""),
-        ((1000, 667), "at most 512 pixels a side: resized to 512×342"),
-        ((9, 9), "whole blocks of pixels: resized to 8×8"),
-    ],
-)
-def test_without_a_mask_a_picture_is_only_shrunk_and_that_is_said(
-    size: tuple[int, int], words: str, tmp_path: Path
-) -> None:
-    heard: list[str] = []
-    (tmp_path / "a.png").write_bytes(png(picture(*size)))
-    describe_start(make_predictor(Downsample(2)), [tmp_path / "a.png"], warn=heard.append)
-    assert len(heard) == bool(words)
-    assert words in "".join(heard)
 
 
 def test_mistakes_on_the_command_line_are_explained(

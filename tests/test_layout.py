@@ -34,8 +34,7 @@ ALLOWED = {
     ("posterior_trees.tree", "posterior_trees.imaging.stored"),  # Tree.load(folder)
     ("posterior_trees.tree", "posterior_trees.explore"),  # a bare `tree` in a notebook's cell
     ("posterior_trees.predictor.onepass", "posterior_trees.fast.predictor"),  # predictor.compile()
-    ("posterior_trees.predictor.onepass", "posterior_trees.pictures.picture"),  # .predict(file)
-    ("posterior_trees.predictor.onepass", "posterior_trees.pictures.tiles"),  # .predict(file)
+    ("posterior_trees.predictor.onepass", "posterior_trees.pictures.answer"),  # .predict(file)
     # to be mended, never to grow
     ("posterior_trees.networks.unet", "posterior_trees.fast.grouped"),
     ("posterior_trees.networks.unet", "posterior_trees.fast.leafwise"),

@@ -11,15 +11,16 @@ import pytest
 import torch
 from PIL import Image
 
-from posterior_trees import Tree, cli, grow, load
+from posterior_trees import Measurement, Tree, TreePredictor, cli, grow, load
 from posterior_trees.data import ImageSet, load_split
 from posterior_trees.data.facts import region_quantiles
 from posterior_trees.imaging.regions import SIDE, median_region
 from posterior_trees.models.build import build_predictor
 from posterior_trees.models.checkpoint import load_recipe, save_model
 from posterior_trees.pictures.nuclei.magnification import describe_magnification
+from posterior_trees.pictures.reading import Reading
 from posterior_trees.recipe import parse_recipe
-from posterior_trees.serve.upload import Limits, answer
+from posterior_trees.serve.ask import ask
 from posterior_trees.training.trainer import fit
 
 
@@ -35,11 +36,10 @@ def pixels_of(radius: int) -> int:
     return int((discs(radius, 1, 1) > 0.5).sum())
 
 
-class Known:
-    name = "cells"
-
-    def __init__(self, **about) -> None:
-        self.about = about
+def knows(**about) -> TreePredictor:
+    """A model that remembers this of its training."""
+    made = {"branching": 2, "depth": 1, "channels": 1, "name": "cells", "about": about}
+    return TreePredictor(torch.nn.Linear(1, 1), Measurement(), **made)
 
 
 def tree_of(image: torch.Tensor) -> Tree:
@@ -114,25 +114,25 @@ def test_few_images_photographs_and_single_images_have_none() -> None:
 def test_another_size_is_doubted_with_a_size_to_try(radius: int, is_doubted: bool) -> None:
     """Discs of 81, 113, 149, 253 and 317 pixels, where those of 179 to 217 are usual."""
     usual = [pixels_of(8) / 1.1, pixels_of(8), pixels_of(8) * 1.1]
-    said = describe_magnification(tree_of(discs(radius)), Known(region_pixels=usual))
+    said = describe_magnification(tree_of(discs(radius)), knows(region_pixels=usual))
     assert bool(said) == is_doubted
     if is_doubted:
         assert f"have {pixels_of(radius)} pixels" in said
         assert f"--scale {(pixels_of(8) / pixels_of(radius)) ** (2 / 3):.3g})" in said
-        again = describe_magnification(tree_of(discs(radius)), Known(region_pixels=usual), 0.5)
+        again = describe_magnification(tree_of(discs(radius)), knows(region_pixels=usual), 0.5)
         assert f"--scale {0.5 * (pixels_of(8) / pixels_of(radius)) ** (2 / 3):.3g})" in again
 
 
 def test_the_advice_is_a_scale_that_is_taken() -> None:
     huge = [1e4 * pixels_of(8)] * 3
-    assert "--scale 16)" in describe_magnification(tree_of(discs(8)), Known(region_pixels=huge))
+    assert "--scale 16)" in describe_magnification(tree_of(discs(8)), knows(region_pixels=huge))
     tiny = [1e-4 * pixels_of(8)] * 3
-    assert "--scale 0.0625)" in describe_magnification(tree_of(discs(8)), Known(region_pixels=tiny))
+    assert "--scale 0.0625)" in describe_magnification(tree_of(discs(8)), knows(region_pixels=tiny))
 
 
 def test_nobody_is_doubted_who_knows_nothing() -> None:
-    assert describe_magnification(tree_of(discs(12)), Known()) == ""
-    assert describe_magnification(tree_of(discs(12, 2, 2)), Known(region_pixels=[1, 2, 3])) == ""
+    assert describe_magnification(tree_of(discs(12)), knows()) == ""
+    assert describe_magnification(tree_of(discs(12, 2, 2)), knows(region_pixels=[1, 2, 3])) == ""
 
 
 @pytest.fixture(scope="module")
@@ -196,8 +196,8 @@ def test_who_takes_the_advice_is_not_doubted_again(model: Path, tmp_path: Path, 
     table = json.loads((out / "a" / "tree.json").read_text())
     words = f"resized from 116×145 to {size[0]}×{size[1]} (height×width)"
     assert (table["scale"], table["size"], table["resized"]) == (float(advised[1]), size, words)
-    made = answer(load(model), file.read_bytes(), "a.png", degrade=False, scale=float(advised[1]))
-    assert (made.note, made.resized) == ("", words)
+    made = ask(load(model), file.read_bytes(), "a.png", Reading(scale=float(advised[1])))
+    assert made.remarks == {"resized": words}
     torch.testing.assert_close(made.tree.leaves, Tree.load(out / "a" / "tree.safetensors").leaves)
 
 
@@ -214,24 +214,20 @@ def test_a_count_keeps_what_is_doubted_about_its_picture(model: Path, tmp_path: 
         assert (count.get("scale"), round(count["mean"])) == (None if scale == 1 else 0.9, 20)
 
 
-def test_the_explorer_says_so_unless_it_shrank_the_picture_itself(
-    model: Path, tmp_path: Path
-) -> None:
+def test_the_explorer_says_so_too(model: Path, tmp_path: Path) -> None:
+    """Beside what else is doubted, and of large pictures, which it predicts whole."""
     predictor = load(model)
     content = save(discs(13), tmp_path / "a.png").read_bytes()
-    assert "another magnification" in answer(predictor, content, "a.png", degrade=False).note
+    assert "another magnification" in ask(predictor, content, "a.png").remarks["note"]
     predictor.about["input_brightness"] = [0.9, 1.0]
-    note = answer(predictor, content, "a.png", degrade=False).note
+    note = ask(predictor, content, "a.png").remarks["note"]
     assert "mean brightness" in note
     assert "another magnification" in note
-    content = save(discs(13, 9, 9), tmp_path / "b.png").read_bytes()  # becomes discs of radius 5
-    made = answer(predictor, content, "b.png", degrade=False, limits=Limits(side=115))
-    assert "another magnification" not in made.note
-    assert "no longer at the scale" in made.resized
-    assert describe_magnification(made.tree, predictor)
-    made = answer(predictor, content, "b.png", degrade=False, scale=0.7, limits=Limits(side=115))
-    assert "another magnification" not in made.note  # 208×208 was asked for
-    assert "from 297×297 to 115×115 (height×width), no longer at the scale" in made.resized
+    del predictor.about["input_brightness"]
+    content = save(discs(13, 18, 18), tmp_path / "b.png").read_bytes()  # 594 pixels a side
+    assert "another magnification" in ask(predictor, content, "b.png").remarks["note"]
+    content = save(discs(8, 28, 28), tmp_path / "c.png").read_bytes()
+    assert ask(predictor, content, "c.png").remarks == {}
 
 
 def test_the_shipped_model_knows_the_sizes_of_its_training_fields() -> None:

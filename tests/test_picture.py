@@ -23,11 +23,12 @@ from posterior_trees import (
 )
 from posterior_trees.data import ImageSet
 from posterior_trees.data.facts import brightness_range
-from posterior_trees.imaging.adjust import Adjustment
 from posterior_trees.pictures import write as predict_module
-from posterior_trees.pictures.picture import as_picture, read_picture
+from posterior_trees.pictures.answer import Answer
+from posterior_trees.pictures.card import describe_model
+from posterior_trees.pictures.reading import Reading, read
 from posterior_trees.pictures.write import PictureError, predict_files
-from posterior_trees.serve.start import describe_start, model_card
+from posterior_trees.serve.start import describe_start
 
 HOLE = Inpaint.box((0, 11), (0, 19), (16, 20))
 
@@ -62,6 +63,10 @@ def save(file: Path, pixels: np.ndarray, mode: str | None = None) -> Path:
 
 def unit(pixels: np.ndarray) -> Tensor:
     return torch.from_numpy(pixels / np.iinfo(pixels.dtype).max)
+
+
+def as_picture(picture, model) -> Tensor:
+    return read(picture, model).pixels
 
 
 GREY, COLOUR = predictor_of(Denoise(0.1)), predictor_of(Denoise(0.1), channels=3)
@@ -212,7 +217,7 @@ def test_another_size_than_the_masks_is_refused_with_both_sizes(tmp_path: Path) 
     for picture, name in ((file, "photo.png"), (noise(40, 40), "the picture")):
         with pytest.raises(ValueError, match=f"{name} is 40×40.* 16×20.*--resize"):
             as_picture(picture, model)
-    assert read_picture(file, model, resize=True).shape == (1, 1, 16, 20)
+    assert read(file, model, Reading(resize=True)).pixels.shape == (1, 1, 16, 20)
 
 
 @pytest.mark.parametrize("name", ["missing.png", "truncated.png", "text.png", "."])
@@ -298,7 +303,7 @@ def test_the_page_cites_the_paper_and_names_the_model_as_the_explorer_does(tmp_p
     found = re.search(r'id="trees">(.*?)</script>', page.read_text("utf-8"), re.DOTALL)
     assert found is not None
     card = json.loads(found[1])["model"]
-    assert card == model_card(model)
+    assert card == describe_model(model)
     assert "NeurIPS 2024" in card["method"]
     assert "version 9.8, date 2024-12-10" in card["origin"]
 
@@ -316,13 +321,11 @@ def test_a_picture_that_shows_what_was_hidden_is_kept_as_the_model_took_it(
     channels, pixels = (1, noise(16, 20)) if measurement is HOLE else (3, noise(9, 7, 3))
     model = predictor_of(measurement, channels)
     file = save(tmp_path / "a.png", pixels)
-    page, folder = predict_files(model, [file], tmp_path / "out", invert=True)
+    page, folder = predict_files(model, [file], tmp_path / "out", Reading.of(invert=True))
     assert np.array_equal(np.asarray(Image.open(folder / "picture.png")), 255 - pixels)
     assert json.loads((folder / "tree.json").read_text())["shows_hidden"] == "picture.png"
     (example,) = examples_of(page)
-    (explored,) = describe_start(
-        model, [file], adjustment=Adjustment.of(None, 1.0, invert=True), warn=print
-    )
+    (explored,) = describe_start(model, [file], Reading.of(resize=True, invert=True), warn=print)
     for key in ("input", "truth", "truth_path"):
         assert example[key] == explored[key], key
 
@@ -368,7 +371,9 @@ def test_predicting_again_takes_away_a_picture_that_shows_nothing_any_more(tmp_p
 
 def test_inverting_exchanges_black_and_white(tmp_path: Path) -> None:
     model, pixels = predictor_of(Denoise(0.1)), noise(9, 7)
-    predict_files(model, [save(tmp_path / "a.png", pixels)], tmp_path / "out", invert=True)
+    predict_files(
+        model, [save(tmp_path / "a.png", pixels)], tmp_path / "out", Reading.of(invert=True)
+    )
     tree = Tree.load(tmp_path / "out" / "a" / "tree.safetensors")
     torch.testing.assert_close(tree.leaves, model.predict(255 - pixels).leaves)
 
@@ -418,7 +423,7 @@ def test_bad_files_are_all_named_and_the_good_ones_done(tmp_path: Path) -> None:
 def test_an_interrupted_or_failed_prediction_leaves_no_empty_folder(tmp_path: Path) -> None:
     file, out = save(tmp_path / "a.png", noise(9, 7)), tmp_path / "deep" / "out"
 
-    def interrupt(tree: Tree, folder: Path, facts: dict) -> None:
+    def interrupt(made: Answer, folder: Path, facts: dict) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -466,7 +471,7 @@ def test_pictures_of_all_sizes_share_one_page(tmp_path: Path) -> None:
     text = re.search(r'id="trees">(.*?)</script>', page.read_text("utf-8"), re.DOTALL)
     assert text is not None
     content = json.loads(text[1])
-    assert content["size"] == [512, 80]
+    assert [example["size"] for example in content["examples"]] == [[18, 14], [512, 22], [40, 80]]
     assert [example["name"] for example in content["examples"]] == ["9", "700", "20"]
     nodes = Image.open(tmp_path / "out" / "700" / "node_0.png")
     assert nodes.size == (60, 1400)
@@ -489,13 +494,13 @@ def test_what_was_warned_of_stands_on_the_page_and_in_the_table(tmp_path: Path) 
     )
     heard: list[str] = []
     page, *folders = predict_files(
-        model, [light, dark], tmp_path / "out", resize=True, warn=heard.append
+        model, [light, dark], tmp_path / "out", Reading(resize=True), warn=heard.append
     )
     tables = [json.loads((folder / "tree.json").read_text()) for folder in folders]
     for table, example in zip(tables, examples_of(page), strict=True):
         assert table["resized"] == "resized from 32×40 to 16×20 (height×width)"
         assert example["resized"] == table["resized"]
-        assert example.get("note") == table.get("note")
+        assert example["note"] == table.get("note", "")
     assert f"{light}: {tables[0]['note']}" in heard
     assert "note" not in tables[1]
 
@@ -504,25 +509,3 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match=r"file.*choose another --out"):
         predict_files(GREY, [], tmp_path / "file" / "out")
-
-
-@pytest.mark.parametrize(
-    ("size", "measurement", "is_said"),
-    [
-        ((30, 1024), Paired(1, 1), True),
-        ((30, 512), Paired(1, 1), False),
-        ((30, 1024), Denoise(0.1), False),
-        ((30, 1024), HOLE, False),
-    ],
-)
-def test_the_explorer_says_when_pairs_are_not_at_their_scale_any_more(
-    size: tuple[int, int], measurement, is_said: bool, tmp_path: Path
-) -> None:
-    """A model of pairs knows one magnification; a mask or a photograph has none."""
-    heard: list[str] = []
-    file = save(tmp_path / "a.png", np.full(size, 99, np.uint8))
-    (shown,) = describe_start(predictor_of(measurement, depth=1), [file], warn=heard.append)
-    words = "to 15×512 (height×width), no longer at the scale that the model was trained at"
-    assert (words in shown["resized"]) == is_said
-    words = "no longer at the scale that the model was trained at; `ptrees predict` takes it as it"
-    assert any(words in text for text in heard) == is_said

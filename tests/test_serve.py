@@ -21,7 +21,7 @@ from posterior_trees.serve.listen import WAITING, impatient, listen, make_server
 from posterior_trees.serve.server import make_app
 from tests.test_explore_server import make_predictor, picture, png
 
-HEAD = "POST /api/predict?degrade=1 HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n"
+HEAD = "POST /api/predict?clean=1 HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n"
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ from PIL import Image
 
 from posterior_trees import Denoise, Inpaint, Paired, TreePredictor, UNet, cli
 from posterior_trees.imaging.size import check_scale, scale_size
-from posterior_trees.pictures.picture import read_picture, read_stored
+from posterior_trees.pictures.reading import Reading, read
 from posterior_trees.pictures.write import predict_files
 from posterior_trees.serve.start import describe_start
 
@@ -22,6 +22,12 @@ def predictor_of(measurement) -> TreePredictor:
 
 
 PAIRS = predictor_of(Paired(1, 1))
+
+
+def stored(file: Path, scale: float) -> np.ndarray:
+    values = read(file, PAIRS, Reading(scale=scale)).stored
+    assert values is not None
+    return values
 
 
 def save(file: Path, pixels: np.ndarray) -> Path:
@@ -55,7 +61,7 @@ def test_half_the_size_averages_what_a_camera_counted(tmp_path: Path) -> None:
     fine = np.kron(blocks, np.ones((16, 16))).astype(np.uint16)
     noise = np.tile([[100, -100], [-100, 100]], (16, 24))
     file = save(tmp_path / "raw.tif", (fine + noise).astype(np.uint16))
-    seen = read_picture(file, PAIRS, levels=(150, 2600), gamma=0.5, scale=0.5)
+    seen = read(file, PAIRS, Reading.of(levels=(150, 2600), gamma=0.5, scale=0.5)).pixels
     assert seen.shape == (1, 1, 16, 24)
     centres = seen[0, 0, 4::8, 4::8]
     wanted = torch.from_numpy((blocks - 150) / 2450).sqrt()
@@ -65,9 +71,9 @@ def test_half_the_size_averages_what_a_camera_counted(tmp_path: Path) -> None:
 def test_scaling_back_and_forth_keeps_a_smooth_picture(tmp_path: Path) -> None:
     smooth = 128 + 100 * np.sin(np.arange(48)[:, None] / 9) * np.cos(np.arange(60) / 7)
     file = save(tmp_path / "a.png", smooth.round().astype(np.uint8))
-    larger = read_stored(file, PAIRS, scale=2)[0]
+    larger = stored(file, scale=2)[0]
     assert larger.shape == (96, 120)
-    again = read_stored(save(tmp_path / "b.png", larger), PAIRS, scale=0.5)[0]
+    again = stored(save(tmp_path / "b.png", larger), scale=0.5)[0]
     assert np.abs(again - smooth).max() < 3
 
 
@@ -78,9 +84,9 @@ def test_nothing_is_cut_off_by_scaling(size: tuple[int, int], tmp_path: Path) ->
     pixels[: max(1, size[0] // 4), : size[1] // 2] = 200
     file = save(tmp_path / "a.png", pixels)
     for scale in (0.1, 0.25, 1.7):
-        stored = read_stored(file, PAIRS, scale=scale)
-        assert stored.shape[1:] == scale_size(size, scale, "a")
-        assert stored.mean() == pytest.approx(pixels.mean(), rel=0.25)
+        found = stored(file, scale)
+        assert found.shape[1:] == scale_size(size, scale, "a")
+        assert found.mean() == pytest.approx(pixels.mean(), rel=0.25)
 
 
 def test_resize_says_when_it_does_nothing(tmp_path: Path) -> None:
@@ -88,22 +94,23 @@ def test_resize_says_when_it_does_nothing(tmp_path: Path) -> None:
     for measurement, words in ((Paired(1, 1), "--resize does nothing here"), (HOLE, "")):
         heard: list[str] = []
         predict_files(
-            predictor_of(measurement), [file], tmp_path / "o", resize=True, warn=heard.append
+            predictor_of(measurement),
+            [file],
+            tmp_path / "o",
+            Reading(resize=True),
+            warn=heard.append,
         )
         assert [text[: len(words)] for text in heard] == [words] * bool(words)
 
 
 def test_the_explorer_starts_with_files_at_a_scale(tmp_path: Path) -> None:
-    """It says what nobody asked for, and only that."""
+    """Predicted whole and shown small; nothing is said of what was asked for."""
     file = save(tmp_path / "a.png", np.full((100, 600), 99, np.uint8))
-    for scale, size, words in (
-        (0.5, [50, 300], []),
-        (0.9, [85, 512], [f"{file} at 0.9 of its size is 90×540 (height×width), the explorer"]),
-    ):
+    for scale, size in ((0.5, [50, 300]), (0.9, [85, 512])):
         heard: list[str] = []
-        (shown,) = describe_start(PAIRS, [file], scale=scale, warn=heard.append)
-        assert list(shown["size"]) == size
-        assert [text[: len(w)] for text, w in zip(heard, words, strict=True)] == words
+        (shown,) = describe_start(PAIRS, [file], Reading(scale=scale), warn=heard.append)
+        assert (shown["size"], heard) == (size, [])
+        assert shown["resized"].startswith("resized from 100×600 to ")
 
 
 @pytest.mark.parametrize("command", ["predict", "explore"])

@@ -127,7 +127,7 @@ def test_an_equivariant_network_gives_the_tree_of_one_pass(height: int, width: i
     edge. A pixel of a tile's edge differs, and has weight there, so the margin is left out."""
     network = Answers()
     predictor, y = predictor_of(network), field(height, width)
-    whole, tiled = predictor(y), predict_tiled(predictor, y, tile=64, overlap=16)
+    whole, (tiled, _) = predictor(y), predict_tiled(predictor, y, tile=64, overlap=16)
     assert tiled.branching == whole.branching
     near = near_tile_edges((height, width), 64, 16)
     for got, want in zip(tiled.images, whole.images, strict=True):
@@ -158,7 +158,7 @@ def test_what_differs_between_tiles_is_blended_without_a_step() -> None:
             return leaves._replace(images=level.expand(-1, *y.shape[2:])[None, :, None])
 
     predictor = predictor_of(Uneven())
-    tree = predict_tiled(predictor, field(64, 200), tile=64, overlap=32)
+    tree, _ = predict_tiled(predictor, field(64, 200), tile=64, overlap=32)
     steps = tree.leaves.diff(dim=-1).abs()
     assert steps.max() < 1.6 / 32
     assert tree.leaves.amax(dim=-1).sub(tree.leaves.amin(dim=-1)).min() > 0.99
@@ -171,20 +171,22 @@ def test_what_differs_between_tiles_is_blended_without_a_step() -> None:
 def test_shuffled_branches_are_recovered(branching: tuple[int, ...]) -> None:
     """Every tile but the first numbers its branches at random; the result is as if none did."""
     y = field(150, 180)
-    plain = predict_tiled(predictor_of(Answers(branching)), y, tile=64, overlap=16)
-    shuffled = predict_tiled(predictor_of(Answers(branching, shuffle=True)), y, tile=64, overlap=16)
+    plain, others = predict_tiled(predictor_of(Answers(branching)), y, tile=64, overlap=16)
+    shuffled, parts = predict_tiled(
+        predictor_of(Answers(branching, shuffle=True)), y, tile=64, overlap=16
+    )
     for level in range(len(branching) + 1):
         torch.testing.assert_close(shuffled.images[level], plain.images[level])
         torch.testing.assert_close(shuffled.log_probs[level], plain.log_probs[level])
-    for part in shuffled.parts:
-        torch.testing.assert_close(part.probs, plain.parts[0].probs)
+    for part in parts:
+        torch.testing.assert_close(part.probs, others[0].probs)
 
 
 def test_without_matching_the_branches_would_mix(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tiles_module, "assign", lambda cost: list(range(len(cost))))
     y = field(150, 180)
-    plain = predict_tiled(predictor_of(Answers()), y, tile=64, overlap=16)
-    mixed = predict_tiled(predictor_of(Answers(shuffle=True)), y, tile=64, overlap=16)
+    plain, _ = predict_tiled(predictor_of(Answers()), y, tile=64, overlap=16)
+    mixed, _ = predict_tiled(predictor_of(Answers(shuffle=True)), y, tile=64, overlap=16)
     assert (plain.leaves - mixed.leaves).abs().mean() > 0.1
 
 
@@ -223,7 +225,7 @@ def test_probabilities_are_means_over_the_area_and_add_up_in_the_tree() -> None:
             return leaves._replace(log_probs=(len(self.sizes) * self.logits)[None].log_softmax(1))
 
     network = Local()
-    tree = predict_tiled(predictor_of(network), field(64, 160), tile=64, overlap=16)
+    tree, _ = predict_tiled(predictor_of(network), field(64, 160), tile=64, overlap=16)
     assert len(network.sizes) == 3  # at columns 0, 48 and 96; an overlap is shared half and half
     areas = [56 / 160, 48 / 160, 56 / 160]
     want = sum(a * (n * network.logits).softmax(0) for n, a in enumerate(areas, start=1))
@@ -243,12 +245,12 @@ def test_parts_share_out_the_pixels_among_the_tiles_that_weigh_most(height, widt
             return leaves._replace(log_probs=(len(self.sizes) * self.logits)[None].log_softmax(1))
 
     network = Local()
-    tree = predict_tiled(predictor_of(network), field(height, width), tile=48, overlap=16)
+    _, parts = predict_tiled(predictor_of(network), field(height, width), tile=48, overlap=16)
     tiles = list(cut((height, width), 48, 16))
-    assert len(tree.parts) == len(tiles) == len(network.sizes)
+    assert len(parts) == len(tiles) == len(network.sizes)
     owner = torch.full((height, width), -1)
     windows = torch.zeros(len(tiles), height, width, dtype=torch.float64)
-    for number, (part, tile) in enumerate(zip(tree.parts, tiles, strict=True)):
+    for number, (part, tile) in enumerate(zip(parts, tiles, strict=True)):
         assert (owner[part.rows, part.columns] == -1).all()
         owner[part.rows, part.columns] = number
         windows[number, tile.rows, tile.columns] = tile.window
@@ -272,7 +274,7 @@ def test_no_pass_sees_more_than_a_tile_however_large_the_picture() -> None:
 def test_sizes_off_the_grid_are_padded_and_cropped() -> None:
     network = UNet(1, 1, 2, width=4).double()
     predictor = TreePredictor(network, Paired(1, 1), branching=2, depth=1, channels=1, multiple=16)
-    tree = predict_tiled(predictor.eval(), field(101, 75), tile=50, overlap=10)
+    tree, _ = predict_tiled(predictor.eval(), field(101, 75), tile=50, overlap=10)
     assert tree.shape == (1, 101, 75)
     assert all(level.isfinite().all() for level in tree.images)
 
@@ -282,7 +284,7 @@ def test_a_smaller_picture_than_a_tile_is_one_pass() -> None:
     predictor = TreePredictor(network, Paired(1, 1), branching=2, depth=1, channels=1, multiple=16)
     y = field(37, 50)
     torch.testing.assert_close(
-        predict_tiled(predictor.eval(), y, tile=64, overlap=16).leaves, predictor(y).leaves
+        predict_tiled(predictor.eval(), y, tile=64, overlap=16)[0].leaves, predictor(y).leaves
     )
 
 
@@ -290,7 +292,7 @@ def test_downsampled_measurements_are_cut_in_their_own_pixels() -> None:
     network = UNet(1, 1, 2, width=4).double()
     predictor = TreePredictor(network, Downsample(2), branching=2, depth=1, channels=1, multiple=16)
     y = field(70, 90)
-    tree = predict_tiled(predictor.eval(), y, tile=32, overlap=16)
+    tree, _ = predict_tiled(predictor.eval(), y, tile=32, overlap=16)
     assert tree.shape == (1, 140, 180)
     torch.testing.assert_close(F.avg_pool2d(tree.root, 2), y)
 
@@ -324,7 +326,8 @@ def test_the_overlaps_that_are_recommended_work(tile: int, multiple: int) -> Non
         predict_tiled(predictor, field(120, 120), tile=tile, overlap=tile)
     low, high = map(int, re.findall(r"from (\d+) to (\d+)", str(caught.value))[0])
     for overlap in (low, high):
-        assert predict_tiled(predictor, field(120, 120), tile, overlap).shape == (1, 120, 120)
+        tree, _ = predict_tiled(predictor, field(120, 120), tile, overlap)
+        assert tree.shape == (1, 120, 120)
     with pytest.raises(ValueError, match="choose an overlap"):
         predict_tiled(predictor, field(120, 120), tile, high + 1)
 
@@ -382,8 +385,8 @@ def test_a_network_in_training_predicts_tiles_without_dropout() -> None:
     network = UNet(1, 1, 2, width=4, dropout=0.5, head_dropout=0.5).double()
     predictor = TreePredictor(network, Paired(1, 1), branching=2, depth=1, channels=1, multiple=16)
     y = torch.rand(1, 1, 48, 64, dtype=torch.float64)
-    expected = predict_tiled(predictor.eval(), y, 32, 16)
-    found = predict_tiled(predictor.train(), y, 32, 16)
+    expected, _ = predict_tiled(predictor.eval(), y, 32, 16)
+    found, _ = predict_tiled(predictor.train(), y, 32, 16)
     assert predictor.training
     for one, other in zip(found.images, expected.images, strict=True):
         torch.testing.assert_close(one, other)

@@ -3,6 +3,7 @@
 
 import dataclasses
 import sys
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -13,12 +14,12 @@ from posterior_trees.imaging.regions import find_regions
 from posterior_trees.models.checkpoint import load_recipe
 from posterior_trees.pictures.nuclei.count import Count, count_nuclei
 from posterior_trees.pictures.nuclei.regions import Regions
-from posterior_trees.pictures.tiles import TiledTree, predict_tiled
+from posterior_trees.pictures.tiles import Part, predict_tiled
 
 
-def per_tile(image: Tensor, count: Count, tree: TiledTree) -> Tensor:
+def per_tile(image: Tensor, count: Count, parts: Sequence[Part]) -> Tensor:
     regions = find_regions(image.double() > count.threshold, count.smallest)
-    return Regions.of(regions).per_part(tree.parts)
+    return Regions.of(regions).per_part(parts)
 
 
 predictor = load("cells", "cpu")
@@ -28,11 +29,11 @@ errors, spreads = [], []
 for index in range(len(fields)):
     x, y = fields.batch(torch.tensor([index]))
     assert y is not None  # pairs have one
-    tree = predict_tiled(predictor, y, 128, 32)
-    count = count_nuclei(tree)
-    probs = torch.stack([part.probs for part in tree.parts]).double()
-    leaves = torch.stack([per_tile(leaf[0], count, tree) for leaf in tree.leaves[0]], dim=1)
-    errors.append((probs * leaves).sum(dim=1) - per_tile(x[0, 0], count, tree))
+    tree, parts = predict_tiled(predictor, y, 128, 32)
+    count = count_nuclei(tree, parts=parts)
+    probs = torch.stack([part.probs for part in parts]).double()
+    leaves = torch.stack([per_tile(leaf[0], count, parts) for leaf in tree.leaves[0]], dim=1)
+    errors.append((probs * leaves).sum(dim=1) - per_tile(x[0, 0], count, parts))
     spreads.append((count.spread, count.spread_together))
 error = torch.stack(errors)
 field, rest = error.sum(dim=1), error - error.mean()

@@ -6,13 +6,14 @@ from typing import Any
 
 import torch
 
-from posterior_trees.assets import DIGITS, PAPER, sample_digits
+from posterior_trees.assets import DIGITS, sample_digits
 from posterior_trees.data import evenly_spaced
 from posterior_trees.explore import page
 from posterior_trees.figure import save_figure
 from posterior_trees.models.checkpoint import load
+from posterior_trees.pictures.card import describe_model
 from posterior_trees.pictures.write import make_folder
-from posterior_trees.predictor import TreePredictor
+from posterior_trees.predictor import Predictor
 from posterior_trees.store import write_bytes
 
 TEST_DIGITS = 10_000
@@ -63,22 +64,18 @@ def make_demo(out: str | PathLike[str]) -> str:
     )
 
 
-def model_card(predictor: TreePredictor) -> dict[str, str]:
+def model_card(predictor: Predictor) -> dict[str, str]:
     """Words for the page's footer: the model, its measured scores, and whom to thank.
 
     Scores are shown only if the model carries them: `about["test"]` is the table that
     `ptrees evaluate --split test --json` writes, or as much of it as is known.
     """
-    facts = predictor.about
     layout = " × ".join(map(str, predictor.branching))
     card = {"name": f"Digits tree, {layout} leaves" if layout else "Digits, root only"}
     card |= {"task": TASK}
-    if scores := _scores(facts.get("test") or {}):
+    if scores := _scores(predictor.about.get("test") or {}):
         card["scores"] = scores
-    made = [f"{key} {facts[key]}" for key in ("version", "commit", "date") if facts.get(key)]
-    if made:
-        card["origin"] = "Trained with posterior-trees " + ", ".join(made)
-    return card | {"method": PAPER, "data": SAMPLES}
+    return describe_model(predictor) | card | {"data": SAMPLES}
 
 
 def _scores(table: dict[str, Any]) -> str:

@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-WORDS = ("name", "degrade", "levels", "gamma", "invert", "digit", "scale", "hole", "level", "x")
+WORDS = ("name", "clean", "levels", "gamma", "invert", "digit", "scale", "hole", "level", "x")
 VALUES = ("", "0", "1", "-1", "nan", "inf", "1e400", "0,1", "5,2", "1,2,3", "%00", "%ff", "a" * 300,
           "99999999999999999999", "0.0000001", "1e9", "☃", "../../etc/passwd", "1;2", "[]", "{}",
           "true", "--", "%", "+", "0x10")  # fmt: skip
@@ -96,9 +96,9 @@ def mutant(draw: np.random.Generator) -> tuple[bytes, bool]:
         broken = bytearray(body)
         for place in draw.integers(0, len(body), int(draw.integers(1, 30))):
             broken[place] = int(draw.integers(256))
-        return request(bytes(broken), "?degrade=1"), True
+        return request(bytes(broken), "?clean=1"), True
     if kind == 2:  # cut short
-        whole = request(body, "?degrade=1")
+        whole = request(body, "?clean=1")
         return whole[: int(draw.integers(1, len(whole)))], False
     if kind == 3:  # something else than a picture
         return request(
@@ -117,7 +117,7 @@ def mutant(draw: np.random.Generator) -> tuple[bytes, bool]:
 
 def fifty_at_once(port: int, draw: np.random.Generator) -> list[float]:
     """Seconds until each of fifty simultaneous uploads has its tree; 503 waits and tries again."""
-    uploads = [request(digit(draw), "?degrade=1") for _ in range(50)]
+    uploads = [request(digit(draw), "?clean=1") for _ in range(50)]
 
     def insist(content: bytes) -> float:
         started = time.perf_counter()

@@ -13,7 +13,7 @@ from PIL import Image
 
 from posterior_trees import Colorize, Inpaint, TreePredictor, UNet
 from posterior_trees.explore import describe_trees
-from posterior_trees.imaging.adjust import Adjustment
+from posterior_trees.pictures.reading import Reading
 from posterior_trees.serve.server import make_app
 
 
@@ -63,8 +63,8 @@ def test_a_camera_s_values_are_read_as_the_reader_says(
     """The page begins with the levels of the command line; emptied, they are none."""
     stored = np.linspace(150, 2600, 28 * 28).reshape(28, 28).round().astype(np.uint16)
     Image.fromarray(stored).save(tmp_path / "raw.tif")
-    levels = Adjustment.of((150, 1375), 1.0, invert=False)
-    with serving(make_app(make_predictor(), adjustment=levels)) as address:
+    levels = Reading.of(levels=(150, 1375))
+    with serving(make_app(make_predictor(), reading=levels)) as address:
         opened = visit(address)
         opened.wait_for_selector("#own[open]")
         assert opened.locator("#white").input_value() == "1375"
@@ -87,7 +87,7 @@ def test_a_picture_is_taken_at_the_scale_that_the_reader_says(
     Image.new("RGB", (40, 60), (90, 60, 30)).save(tmp_path / "a.png")
     network = UNet(1, 3, 2, width=4, steps=1)
     model = TreePredictor(network, Colorize(), branching=2, depth=1, channels=3, multiple=2)
-    with serving(make_app(model, scale=0.5)) as address:
+    with serving(make_app(model, reading=Reading(scale=0.5))) as address:
         opened = visit(address)
         opened.wait_for_selector("#own[open]")
         assert opened.locator("#zoom").input_value() == "0.5"

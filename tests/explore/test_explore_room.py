@@ -15,7 +15,7 @@ from posterior_trees import grow, load
 from posterior_trees.assets import sample_digits
 from posterior_trees.explore import describe_trees, page
 from posterior_trees.explore.export import frame_content, inline_page
-from posterior_trees.serve.upload import answer
+from posterior_trees.serve.ask import ask
 
 
 @pytest.mark.parametrize(("width", "height"), [(1280, 720), (1024, 768)])
@@ -99,7 +99,7 @@ def test_the_shipped_model_answers_within_a_second() -> None:
     taken = []
     for _ in range(3):
         started = time.perf_counter()
-        made = answer(predictor, stream.getvalue(), "digit.png")
+        made = ask(predictor, stream.getvalue(), "digit.png")
         (example,) = describe_trees(made.tree, inputs=made.y, truths=made.x)
         taken.append(time.perf_counter() - started)
     assert len(example["levels"][-1]) == 9

@@ -7,7 +7,7 @@ from typing import Any
 
 from posterior_trees.cli.model import add_model, find_function, load_model
 from posterior_trees.cli.options import add_device
-from posterior_trees.cli.picture import add_adjustment
+from posterior_trees.cli.picture import add_adjustment, make_reading
 from posterior_trees.errors import InputError
 
 PORT = 8765
@@ -26,8 +26,6 @@ def add(commands: Any) -> None:
     parser.add_argument("--no-browser", action="store_true", help="do not open a browser")
     add_adjustment(parser)
     add_device(parser)
-    parser.add_argument("--measured", action="store_true",
-                        help="the pictures are measurements: do not degrade them")  # fmt: skip
     parser.add_argument("--compare", action="append", default=[], metavar="NAME=TREES",
                         help="another method's trees of the same pictures (Tree.save)")  # fmt: skip
     parser.add_argument("--measure", action="append", default=[], metavar="MODULE:FUNCTION",
@@ -36,36 +34,29 @@ def add(commands: Any) -> None:
 
 
 def run_explore(arguments: argparse.Namespace) -> None:
-    from posterior_trees.imaging.adjust import Adjustment, refuse_with_digit
-    from posterior_trees.imaging.size import check_scale
-    from posterior_trees.serve.start import describe_start, model_card, title_of
+    from posterior_trees.pictures.card import describe_model, title_of
+    from posterior_trees.serve.start import describe_start
 
-    adjustment = Adjustment.of(arguments.levels, arguments.gamma, arguments.invert)
-    if arguments.digit:
-        refuse_with_digit(adjustment, scale=arguments.scale)
+    reading = make_reading(arguments, resize=not arguments.digit)
     predictor = load_model(arguments, arguments.device)
-    check_scale(arguments.scale, predictor.measurement)
     measures = dict(load_measure(name) for name in arguments.measure)
     examples = describe_start(
         predictor,
         arguments.images,
-        degrade=not arguments.measured,
-        adjustment=adjustment,
-        digit=arguments.digit,
-        scale=arguments.scale,
+        reading,
         rivals=[split_rival(text) for text in arguments.compare],
         measures=measures,
         warn=lambda message: print(f"ptrees explore: {message}", file=sys.stderr, flush=True),
     )
-    options: dict[str, Any] = {"title": title_of(predictor), "model_card": model_card(predictor)}
+    options: dict[str, Any] = {"title": title_of(predictor),
+                               "model_card": describe_model(predictor)}  # fmt: skip
     if arguments.save:
         save(arguments.save, predictor, examples, options)
         return
     from posterior_trees.serve.listen import serve
     from posterior_trees.serve.server import make_app
 
-    options |= {"host": arguments.host, "measures": measures, "adjustment": adjustment,
-                "digit": arguments.digit, "scale": arguments.scale}  # fmt: skip
+    options |= {"host": arguments.host, "measures": measures, "reading": reading}
     app = make_app(predictor, examples=examples, **options)
     serve(app, arguments.host, arguments.port, is_shown=not arguments.no_browser)
 

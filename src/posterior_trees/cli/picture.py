@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from posterior_trees.imaging.source import Plane
+    from posterior_trees.pictures.reading import Reading
 
 
 def add_adjustment(parser: argparse.ArgumentParser) -> None:
-    """`--scale` (`pictures/size.py`), `--levels LO HI`, `--gamma` and `--invert`, in this order
-    (`pictures/adjust.py`), or `--digit` (`pictures/digit.py`)."""
+    """What `pictures.reading.Reading` is made of: `--scale`, `--levels LO HI`, `--gamma` and
+    `--invert`, in this order, or `--digit`; and `--clean` or `--measured`."""
     parser.add_argument("--scale", type=float, default=1.0, metavar="FACTOR", help="bring it to "
                         "the model's magnification, 0.5: half as high and wide [1]")  # fmt: skip
     parser.add_argument("--levels", type=float, nargs=2, metavar=("LO", "HI"),
@@ -19,6 +20,21 @@ def add_adjustment(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--invert", action="store_true", help="then exchange black and white")
     parser.add_argument("--digit", action="store_true", help="find the handwritten digit in each "
                         "photograph, for models of digits; instead of the above")  # fmt: skip
+    known = parser.add_mutually_exclusive_group()
+    known.add_argument("--clean", action="store_true", help="the pictures are clean images: "
+                       "measure them first [only for a hole or a lost colour]")  # fmt: skip
+    known.add_argument("--measured", action="store_true", help="the pictures are measurements: no "
+                       "truth is known [noise, a lower resolution, another channel]")  # fmt: skip
+
+
+def make_reading(arguments: argparse.Namespace, resize: bool) -> "Reading":
+    """What the options do to a picture."""
+    from posterior_trees.pictures.reading import Reading
+
+    names = ("digit", "scale", "levels", "gamma", "invert")
+    is_clean = True if arguments.clean else False if arguments.measured else None
+    options = {name: getattr(arguments, name) for name in names}
+    return Reading.of(resize=resize, is_clean=is_clean, **options)
 
 
 def add_plane(parser: argparse.ArgumentParser) -> None:

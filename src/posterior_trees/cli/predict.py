@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from posterior_trees.cli.model import add_model, load_model
 from posterior_trees.cli.options import add_device, print_paths
-from posterior_trees.cli.picture import add_adjustment
+from posterior_trees.cli.picture import add_adjustment, make_reading
 from posterior_trees.errors import InputError
 
 if TYPE_CHECKING:
-    from posterior_trees.tree import Tree
+    from posterior_trees.pictures.answer import Answer
 
 
 def add(commands: Any) -> None:
@@ -30,12 +30,13 @@ def add(commands: Any) -> None:
     predict.add_argument("--tile", type=int, metavar="PIXELS",
                          help="cut larger pictures into such tiles; 0: never [512, for more "
                          "than 1024×1024 pixels]")  # fmt: skip
-    predict.add_argument("--overlap", type=int, default=64, metavar="PIXELS",
+    predict.add_argument("--overlap", type=int, metavar="PIXELS",
                          help="how far neighbouring tiles overlap [64]")  # fmt: skip
     predict.set_defaults(run=run_predict)
 
 
 def run_predict(arguments: argparse.Namespace) -> None:
+    from posterior_trees.pictures.answer import Tiling
     from posterior_trees.pictures.nuclei.count import describe_counting
     from posterior_trees.pictures.write import PictureError, predict_files
     from posterior_trees.progress import track
@@ -47,13 +48,13 @@ def run_predict(arguments: argparse.Namespace) -> None:
     remark = describe_counting(predictor) if arguments.count else ""
     if remark:
         warn(remark)
-    names = ("resize", "scale", "invert", "levels", "gamma", "digit", "tile", "overlap")
     try:
         written = predict_files(
             predictor,
             arguments.images,
             arguments.out,
-            **{name: getattr(arguments, name) for name in names},
+            make_reading(arguments, arguments.resize),
+            Tiling(arguments.tile, arguments.overlap),
             also=nucleus_counter(arguments),
             remark=remark,
             warn=warn,
@@ -79,8 +80,9 @@ def nucleus_counter(arguments: argparse.Namespace):
 
     watch = track("counting nuclei") if len(arguments.images) == 1 else iter
 
-    def count(tree: "Tree", folder: Path, facts: dict) -> dict[str, list[int | None]]:
-        counted = count_nuclei(tree, arguments.threshold, watch=watch)
+    def count(made: "Answer", folder: Path, facts: dict) -> dict[str, list[int | None]]:
+        tree = made.tree
+        counted = count_nuclei(tree, arguments.threshold, parts=made.parts, watch=watch)
         write_count(counted, tree, folder, {key: facts[key] for key in KEPT if key in facts})
         return per_leaf(counted, tree)
 

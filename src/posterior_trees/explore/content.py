@@ -38,9 +38,13 @@ from PIL import Image
 from torch import Tensor
 
 from posterior_trees.errors import InputError
+from posterior_trees.imaging.size import shrink
 from posterior_trees.tree import Tree
 
 SCHEMA = 1
+
+SIDE = 512
+"""Pixels of the longer side up to which the trees of large pictures are shown."""
 
 Measure = Callable[[Tensor], float]
 """A number of one image `(c, h, w)`, unclipped."""
@@ -54,9 +58,11 @@ def describe_trees(
     names: Sequence[str] | None = None,
     rivals: Mapping[str, Tree] | None = None,
     measures: Mapping[str, Measure] | None = None,
+    side: int | None = None,
 ) -> list[dict]:
     """One example of the page for each tree; `rivals` are other methods' trees of the same inputs,
-    by the method's name."""
+    by the method's name. Pictures are shown shrunk to `side` pixels, if that is given; measures and
+    the truth's path are those of the whole ones."""
     rivals, measures = rivals or {}, measures or {}
     _check(trees, inputs=inputs, truths=truths, names=names, rivals=rivals)
     names = [f"Example {i + 1}" for i in range(len(trees))] if names is None else names
@@ -65,13 +71,13 @@ def describe_trees(
         x = None if truths is None else truths[i]
         example = {
             "name": name,
-            "size": list(trees.shape[1:]),
-            "input": None if inputs is None else to_png(inputs[i], f"the input of {name!r}"),
-            "truth": None if x is None else to_png(x, f"the truth of {name!r}"),
-            **_describe(tree, name, x, measures),
+            "size": list(shrink(tree.root[0], side).shape[1:] if side else trees.shape[1:]),
+            "input": None if inputs is None else to_png(inputs[i], f"the input of {name!r}", side),
+            "truth": None if x is None else to_png(x, f"the truth of {name!r}", side),
+            **_describe(tree, name, x, measures, side),
             "rivals": [
                 {"name": str(method), "branching": list(rival.branching)}
-                | _describe(rival[i], f"{method} of {name}", x, measures)
+                | _describe(rival[i], f"{method} of {name}", x, measures, side)
                 for method, rival in rivals.items()
             ],
         }
@@ -79,7 +85,9 @@ def describe_trees(
     return examples
 
 
-def _describe(tree: Tree, name: str, x: Tensor | None, measures: Mapping[str, Measure]) -> dict:
+def _describe(
+    tree: Tree, name: str, x: Tensor | None, measures: Mapping[str, Measure], side: int | None
+) -> dict:
     """One tree: its nodes, its measures, and where the truth goes in it."""
     levels = []
     for level, probs in enumerate(tree.probs):
@@ -89,7 +97,7 @@ def _describe(tree: Tree, name: str, x: Tensor | None, measures: Mapping[str, Me
             what = f"node {paths[node]} of {name!r}"
             if np.isnan(prob):
                 raise InputError(f"{what} has probability NaN; probabilities must be numbers")
-            image = None if absent[node] else to_png(tree.images[level][0, node], what)
+            image = None if absent[node] else to_png(tree.images[level][0, node], what, side)
             nodes.append(None if image is None else {"p": prob, "image": image})
         levels.append(nodes)
     return {
@@ -114,8 +122,9 @@ def _values(tree: Tree, measure: Measure, title: str) -> list[float | None]:
     return values
 
 
-def to_png(image: Float[Tensor, "c h w"], what: str) -> str:
-    """An image as the data URL of an 8-bit PNG."""
+def to_png(image: Float[Tensor, "c h w"], what: str, side: int | None = None) -> str:
+    """An image, shrunk to `side` pixels if it is larger, as the data URL of an 8-bit PNG."""
+    image = shrink(image, side) if side else image
     values = image.detach().cpu().double().numpy()
     bad = int(values.size - np.isfinite(values).sum())
     if bad:

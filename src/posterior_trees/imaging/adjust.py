@@ -19,7 +19,7 @@ does not fit, other adjustments are tried, and the first that brings it there is
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -29,6 +29,7 @@ from torch import Tensor
 from posterior_trees.errors import DataError, InputError
 from posterior_trees.imaging.decode import Stored
 from posterior_trees.imaging.pixels import to_float
+from posterior_trees.predictor import Predictor
 
 SLACK = 0.001
 """How far rounding may push a pixel, or a mean, out of its limits."""
@@ -38,14 +39,6 @@ DIM = 0.5
 """A 16-bit file whose values end below this share of its range has levels of its own."""
 ROOT = 0.5
 """The gamma of a square root, which makes the noise of a camera the same at all brightnesses."""
-
-
-@runtime_checkable
-class Trained(Protocol):
-    """What is asked of a model: its task, and what it keeps of its training images."""
-
-    name: str
-    about: dict
 
 
 class Adjustment(NamedTuple):
@@ -125,14 +118,16 @@ def _unit(stored: np.ndarray, name: str) -> np.ndarray:
 def describe_misfit(
     stored: Stored,
     done: Adjustment,
-    model: Trained,
+    model: Predictor,
     see: Callable[[Float[Tensor, "1 _ h w"]], Tensor],
     is_digit: bool = False,
 ) -> str:
     """Why a picture may not be what the model was trained on, and what would help; empty if it fits
     or nobody knows. `see` gives the measurement of an adjusted picture. In a digit that `digit.py`
     found, black and white are right."""
-    low, high = model.about.get("input_brightness") or (-math.inf, math.inf)
+    if not (usual := model.about.get("input_brightness")):
+        return ""
+    low, high = usual
 
     def brightness(adjustment: Adjustment) -> float:
         return see(adjustment.apply(stored)).mean().item()

@@ -13,6 +13,10 @@ it counted them.
 import math
 from collections.abc import Sequence
 
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn import functional as F
+
 from posterior_trees.errors import DataError, InputError
 from posterior_trees.measure import Measurement
 
@@ -48,18 +52,9 @@ def scale_size(size: Sequence[int], scale: float | int, name: str) -> tuple[int,
     return height, width
 
 
-def describe_resize(name: str, have: Sequence[int], want: Sequence[int], why: str) -> str:
-    """What was done to a picture of `have` = (h, w) that became `want`; empty if nothing was.
-    `why` says what has the other size. `decode.fit` cuts where the shapes differ."""
-    if tuple(have) == tuple(want):
-        return ""
-    return (
-        f"{name} is {times(have)} (height×width), {why}: {_resizing(have, want)} to {times(want)}"
-    )
-
-
 def caption_resize(have: Sequence[int], want: Sequence[int]) -> str:
-    """The same in few words, for beside the picture."""
+    """What was done to a picture of `have` = (h, w) that became `want`; empty if nothing was.
+    `decode.fit` cuts where the shapes differ."""
     if tuple(have) == tuple(want):
         return ""
     return f"{_resizing(have, want)} from {times(have)} to {times(want)} (height×width)"
@@ -68,6 +63,16 @@ def caption_resize(have: Sequence[int], want: Sequence[int]) -> str:
 def caption_digit(size: Sequence[int]) -> str:
     """The same of a photograph, of which the digit is taken."""
     return f"the digit found in {times(size)} (height×width)"
+
+
+def shrink(images: Float[Tensor, "*b h w"], side: int) -> Float[Tensor, "*b h2 w2"]:
+    """Images whose longer side is above `side` pixels, at that size, by averages of areas."""
+    zoom = side / max(images.shape[-2:])
+    if zoom >= 1:
+        return images
+    size = [max(1, round(length * zoom)) for length in images.shape[-2:]]
+    small = F.interpolate(images.reshape(-1, 1, *images.shape[-2:]), size=size, mode="area")
+    return small.reshape(*images.shape[:-2], *size)
 
 
 def times(size: Sequence[int]) -> str:

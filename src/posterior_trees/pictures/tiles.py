@@ -17,7 +17,7 @@ The network sees one tile at a time. Three things make one tree of the tiles' tr
   own, so the probability that *one* branch is right everywhere at once, about the product of the
   tiles', is practically zero and would say nothing. The mean keeps each level's sum at 1 and each
   parent's probability the sum of its children's. Where a place matters, as it does for a single
-  nucleus (`count.py`), `TiledTree.parts` has the probabilities of its own tile.
+  nucleus (`count.py`), each `Part` has the probabilities of its own tile.
 
 Choice: parents are blended too, and not grown anew from the blended leaves: each tile's parents are
 its own conditional means, with its own probabilities, so the root is the posterior mean at every
@@ -28,7 +28,7 @@ Memory: the picture, the nodes' images (on the CPU) and one tile's work, whateve
 """
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -37,7 +37,7 @@ from torch import Tensor
 
 from posterior_trees.errors import InputError
 from posterior_trees.networks.padding import pad
-from posterior_trees.predictor import TreePredictor, evaluating
+from posterior_trees.predictor import Predictor, evaluating
 from posterior_trees.tree import Tree
 
 WHOLE = 1024 * 1024
@@ -66,22 +66,20 @@ class Part(NamedTuple):
     probs: Float[Tensor, "n"]
 
 
-class TiledTree(Tree):
-    """The tree of a picture in tiles. Its `parts` cover the picture without overlap; a copy that
-    was moved or saved is a plain `Tree` without them."""
-
-    parts: list[Part]
+Map = Callable[[Callable[[Tile], Tree], Iterable[Tile]], Iterable[Tree]]
+"""As the built-in `map`: that of a thread pool, say, or one with a progress bar."""
 
 
 @torch.inference_mode()
 def predict_tiled(
-    predictor: TreePredictor,
+    predictor: Predictor,
     y: Float[Tensor, "1 c h w"],
     tile: int = TILE,
     overlap: int = OVERLAP,
-    watch: Callable = iter,
-) -> TiledTree:
-    """The tree of one large measurement, on the CPU; `watch` wraps the loop over tiles.
+    map: Map = map,
+) -> tuple[Tree, tuple[Part, ...]]:
+    """The tree of one large measurement, on the CPU, and its parts, which cover the picture without
+    overlap. Trees are predicted by `map` and matched in the order of the tiles.
 
     `tile` and `overlap` are in pixels of `y` and rounded up to what the network's grid asks (16 for
     the U-Net): tiles then lie on the grid on which a single pass would pool.
@@ -90,9 +88,14 @@ def predict_tiled(
     tile, overlap = (-(-size // step) * step for size in (tile, overlap))
     check_tiles(predictor, tile, overlap)
     padded, canvas = pad(y, step, predictor.padding), None
+
+    @torch.inference_mode()  # also in another thread
+    def predict(part: Tile) -> Tree:
+        return predictor(padded[..., part.rows, part.columns].to(predictor.device)).to("cpu")
+
+    tiles = list(cut(padded.shape[-2:], tile, overlap, step))
     with evaluating(predictor):
-        for part in watch(list(cut(padded.shape[-2:], tile, overlap, step))):
-            tree = predictor(padded[..., part.rows, part.columns].to(predictor.device)).to("cpu")
+        for part, tree in zip(tiles, map(predict, tiles), strict=True):
             if canvas is None:
                 zoom = tree.shape[-1] // (part.columns.stop - part.columns.start)
                 canvas = Canvas(tree, y.shape[-2:], padded.shape[-2:], zoom)
@@ -101,7 +104,7 @@ def predict_tiled(
     return canvas.finish()
 
 
-def needs_tiles(predictor: TreePredictor, size: Sequence[int], tile: int | None) -> bool:
+def needs_tiles(predictor: Predictor, size: Sequence[int], tile: int | None) -> bool:
     """Whether a picture of this height and width is cut: if it is larger than the tile that was
     asked for (0: never), or than `WHOLE` where nobody asked and the model's mask allows it."""
     if tile is None:
@@ -109,7 +112,7 @@ def needs_tiles(predictor: TreePredictor, size: Sequence[int], tile: int | None)
     return tile > 0 and max(size) > tile
 
 
-def check_tiles(predictor: TreePredictor, tile: int, overlap: int) -> None:
+def check_tiles(predictor: Predictor, tile: int, overlap: int) -> None:
     """Refuse tiles that cannot work; both sizes are multiples of the network's grid."""
     if predictor.measurement.size:
         size = "×".join(map(str, predictor.measurement.size))
@@ -190,23 +193,22 @@ class Canvas:
         self.weight[here.rows, here.columns] += window
         self.tiles.append((here, tree.probs[-1][0]))
 
-    def finish(self) -> TiledTree:
-        """The whole picture's tree; the sums are used up."""
+    def finish(self) -> tuple[Tree, tuple[Part, ...]]:
+        """The whole picture's tree and its parts; the sums are used up."""
         for level in self.images:
             level.div_(self.weight)
         probs = [level / level.sum(dim=1, keepdim=True) for level in self.probs]
-        tree = TiledTree(self.images, [level.log() for level in probs], self.branching)
-        tree.parts = self._parts()
-        return tree
+        tree = Tree(self.images, [level.log() for level in probs], self.branching)
+        return tree, self._parts()
 
-    def _parts(self) -> list[Part]:
+    def _parts(self) -> tuple[Part, ...]:
         """Windows are products of one for each axis, so that the largest at a pixel is that of the
         nearest row of tiles and of the nearest column of tiles."""
         rows, columns = (
             _share({tile[axis].start: (tile[axis], tile[axis + 2]) for tile, _ in self.tiles})
             for axis in (0, 1)
         )
-        return [Part(rows[t.rows.start], columns[t.columns.start], p) for t, p in self.tiles]
+        return tuple(Part(rows[t.rows.start], columns[t.columns.start], p) for t, p in self.tiles)
 
     def _match(self, tree: Tree, tile: Tile) -> list[list[int]]:
         """For every level, which of the tile's nodes goes to each place.

@@ -7,5 +7,13 @@ from posterior_trees.predictor.onepass import (
     evaluating,
     wrap,
 )
+from posterior_trees.predictor.protocol import Predictor
 
-__all__ = ["TreePredictor", "check_brightness", "check_values", "evaluating", "wrap"]
+__all__ = [
+    "Predictor",
+    "TreePredictor",
+    "check_brightness",
+    "check_values",
+    "evaluating",
+    "wrap",
+]

@@ -4,7 +4,7 @@ import math
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from os import PathLike
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Float, Shaped
@@ -15,6 +15,7 @@ from posterior_trees.measure import Free, Measurement
 from posterior_trees.networks.backbone import Backbone
 from posterior_trees.networks.head import Leaves
 from posterior_trees.networks.padding import crop, pad
+from posterior_trees.predictor.protocol import Predictor
 from posterior_trees.tree import Tree, grow, layout, level_sizes
 
 if TYPE_CHECKING:
@@ -161,37 +162,33 @@ class TreePredictor(nn.Module):
         dtype = dtype or (torch.bfloat16 if uses_cuda else torch.float32)
         return FastPredictor(self, dtype, is_recorded=uses_cuda)
 
-    @torch.inference_mode()
     def predict(
-        self, picture: "str | PathLike[str] | np.ndarray | Tensor", *, tile: int | None = None
+        self,
+        picture: "str | PathLike[str] | np.ndarray | Tensor",
+        *,
+        tile: int | None = None,
+        **reading: Any,
     ) -> Tree:
-        """The tree of a user's picture: a file, an array or a tensor; see
-        `pictures.picture.as_picture`.
+        """The tree of a user's picture, on the CPU: of a file, an array `(h, w)` or `(h, w, c)`, or
+        a tensor `(h, w)`, `(c, h, w)` or `(b, c, h, w)`.
 
         Where the model's measurement can be made from any picture (a hole, a lost colour) it is
         made here; else the picture is taken as the measurement itself. A picture larger than `tile`
         along a side is predicted in tiles of that size (`pictures.tiles`); by default only a huge
-        one is, with `tile=0` none.
+        one is, with `tile=0` none. Further options, `resize=True` for one, are those of
+        `pictures.reading.Reading.of`.
         """
-        from posterior_trees.pictures.picture import as_picture
-        from posterior_trees.pictures.tiles import OVERLAP, TILE, needs_tiles, predict_tiled
+        from posterior_trees.pictures.answer import predict
 
-        y = self.measurement.observe(as_picture(picture, self).to(self.device))
-        if needs_tiles(self, y.shape[-2:], tile):
-            if len(y) != 1:
-                raise InputError(
-                    f"{len(y)} pictures of {y.shape[-2]}×{y.shape[-1]} in one tensor: large ones "
-                    "are cut into tiles, which are matched for each. Give one at a time, or tile=0"
-                )
-            side = tile or TILE
-            return predict_tiled(self, y, side, min(OVERLAP, side // 2))
-        with evaluating(self):
-            return self(y)
+        return predict(self, picture, tile, **reading)
 
 
 @contextmanager
-def evaluating(module: nn.Module) -> Generator[None, None, None]:
+def evaluating(module: nn.Module | Predictor) -> Generator[None, None, None]:
     """A network as it predicts, without dropout; afterwards it trains again if it did."""
+    if not isinstance(module, nn.Module):
+        yield
+        return
     was_training = module.training
     module.eval()
     try:

@@ -4,7 +4,8 @@
     GET  /static/FILE      its style and scripts, by a fixed list of names
     GET  /blank.html       the one-file page without trees; the page fills it in to save itself
     POST /api/predict      a picture as the raw body → one example in the form of `content`
-         ?name=…&degrade=1&invert=0&hole=N      N > 0: the last N bytes are another hole
+         ?name=…&invert=0&hole=N                N > 0: the last N bytes are another hole
+         &clean=1                               measure it first; 0: it is the measurement
          &levels=LO,HI&gamma=1                  stored values that become black and white
          &digit=0                               1: find the handwritten digit in it
          &scale=1                               0.5: take it at half its size
@@ -21,7 +22,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from posterior_trees.errors import MissingError, words_for
-from posterior_trees.explore.content import Measure, describe_trees
+from posterior_trees.explore.content import Measure
 from posterior_trees.explore.export import (
     SERVED,
     frame_content,
@@ -29,12 +30,13 @@ from posterior_trees.explore.export import (
     served_page,
     static,
 )
-from posterior_trees.imaging.adjust import Adjustment
 from posterior_trees.pictures.digits.find import takes_digits
+from posterior_trees.pictures.reading import Reading
+from posterior_trees.predictor import Predictor
+from posterior_trees.serve.ask import Limits, ask
 from posterior_trees.serve.body import Arrivals, read_body
 from posterior_trees.serve.guard import Guard, RefusedError, allowed_hosts, refusal
 from posterior_trees.serve.hole import describe_paper
-from posterior_trees.serve.upload import Limits, Predictor, answer
 from posterior_trees.serve.worker import FullError, Worker
 
 if TYPE_CHECKING:
@@ -55,20 +57,17 @@ def make_app(
     title: str = "Posterior trees",
     model_card: Mapping[str, object] | None = None,
     measures: Mapping[str, Measure] | None = None,
-    adjustment: Adjustment | None = None,
-    digit: bool = False,
-    scale: float | int = 1.0,
+    reading: Reading | None = None,
     limits: Limits | None = None,
     room: int = 64,
 ) -> "FastAPI":
     """The web application of one model; `examples` (of `describe_trees`) are there from the start,
-    `host` is the name it will be reached by, `adjustment`, `digit` and `scale` what the page
-    proposes for files."""
+    `host` is the name it will be reached by, `reading` what the page proposes for files."""
     fastapi = import_fastapi()
     limits = limits or Limits()
     size = predictor.measurement.size or (examples[0]["size"] if examples else (1, 1))
     frame = frame_content(predictor.branching, size, title, model_card)
-    server = describe_server(predictor, limits, adjustment or Adjustment(), digit, scale)
+    server = describe_server(predictor, limits, reading or Reading())
     first = frame | {"examples": list(examples), "server": server}
     explorer = Explorer(predictor, frame, first, measures, limits, Worker(room))
 
@@ -163,15 +162,9 @@ class Explorer:
         """The tree of a picture as JSON; runs in the worker's thread."""
         name = query.get("name", "").strip()[:MAX_NAME] or "your picture"
         content, hole = split_body(content, query.get("hole", "0"))
-        made = answer(
-            self.predictor, content, name, degrade=query.get("degrade") == "1",
-            adjustment=read_adjustment(query), digit=query.get("digit") == "1",
-            scale=read_scale(query), hole=hole, limits=self.limits,
-        )  # fmt: skip
-        (example,) = describe_trees(
-            made.tree, inputs=made.y, truths=made.x, names=[name], measures=self.measures
-        )
-        return json.dumps(example | {"note": made.note, "resized": made.resized})
+        reading = read_query(query)
+        made = ask(self.predictor, content, name, reading, hole, self.limits)
+        return json.dumps(made.describe(name, measures=self.measures))
 
 
 def split_body(content: bytes, count: str) -> tuple[bytes, bytes | None]:
@@ -182,39 +175,40 @@ def split_body(content: bytes, count: str) -> tuple[bytes, bytes | None]:
     return content[:picture], content[picture:] or None
 
 
-def read_adjustment(query: Mapping[str, str]) -> Adjustment:
-    """Levels, gamma and inversion as a client wrote them."""
+def read_query(query: Mapping[str, str]) -> Reading:
+    """What a client wants done to a picture; it is brought to the size that the model takes."""
     try:
         levels = [float(part) for part in query.get("levels", "").split(",") if part.strip()]
         gamma = float(query.get("gamma") or 1)
     except ValueError:
         raise RefusedError(422, "levels are two numbers LO,HI, and gamma is one") from None
-    return Adjustment.of(levels or None, gamma, query.get("invert") == "1")
-
-
-def read_scale(query: Mapping[str, str]) -> float:
     try:
-        return float(query.get("scale") or 1)
+        scale = float(query.get("scale") or 1)
     except ValueError:
         raise RefusedError(422, "the scale is one number, 0.5 for half the size") from None
+    is_digit = query.get("digit") == "1"
+    return Reading.of(
+        resize=not is_digit, digit=is_digit, scale=scale, levels=levels or None, gamma=gamma,
+        invert=query.get("invert") == "1", is_clean={"0": False, "1": True}.get(query.get("clean")),
+    )  # fmt: skip
 
 
-def describe_server(
-    predictor: Predictor, limits: Limits, adjustment: Adjustment, digit: bool, scale: float | int
-) -> dict:
+def describe_server(predictor: Predictor, limits: Limits, proposed: Reading) -> dict:
     """What the page needs to know to ask for trees of new pictures; `digit` is null where the model
     is of something else, and `scale` where it takes one size."""
-    measurement = predictor.measurement
+    measurement, adjustment = predictor.measurement, proposed.adjustment
     is_of_digits = takes_digits(measurement, predictor.channels)
+    is_clean = measurement.is_picture_clean if proposed.is_clean is None else proposed.is_clean
     return {
         "megabytes": limits.megabytes,
-        "degradation": measurement.action if measurement.is_computable else None,
+        "action": measurement.action if measurement.is_computable else None,
+        "clean": is_clean,
         "paper": describe_paper(predictor),
         "levels": adjustment.levels,
         "gamma": adjustment.gamma,
         "invert": adjustment.is_inverted,
-        "digit": digit if is_of_digits else None,
-        "scale": None if measurement.size else scale,
+        "digit": proposed.digit if is_of_digits else None,
+        "scale": None if measurement.size else proposed.scale,
     }
 
 

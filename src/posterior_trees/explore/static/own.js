@@ -10,7 +10,7 @@ let latest = 0;
 
 // What is sent: the picture, and after it the hole, where it is not the model's own.
 async function request(blob, title, { isSketch, hole }) {
-  const query = new URLSearchParams({ name: title, degrade: Number(isSketch || $("degrade").checked),
+  const query = new URLSearchParams({ name: title, clean: Number(isSketch || $("degrade").checked),
     hole: hole?.size ?? 0, ...(isSketch ? {} : adjustment()) });
   const body = hole ? new Blob([blob, hole]) : blob;
   const response = await fetch(`api/predict?${query}`, { method: "POST", body });
@@ -22,7 +22,7 @@ async function request(blob, title, { isSketch, hole }) {
 
 // What the reader says of a file's values and size; what is drawn here has ours.
 function adjustment() {
-  if ($("digit").checked) return { digit: 1, degrade: 1 };
+  if ($("digit").checked) return { digit: 1, clean: 1 };
   const levels = [$("black").value, $("white").value];
   return { invert: Number($("invert").checked), gamma: $("gamma").value || 1,
     scale: server.scale === null ? 1 : $("zoom").value || 1,
@@ -44,7 +44,7 @@ function proposeAdjustment() {
 
 // In a photograph of a digit the program finds black, white and size by itself, and it is clean.
 function showWays() {
-  $("degrade-label").hidden = !server.degradation || $("digit").checked;
+  $("degrade-label").hidden = !server.action || $("digit").checked;
   for (const name of ["invert-label", "values"]) $(name).hidden = $("digit").checked;
 }
 
@@ -125,8 +125,8 @@ $("save-page").addEventListener("click", () => {
   $("share").open = false;
   if (data.examples.length) savePage();
 });
-$("degrade").checked = Boolean(server.degradation);
-$("degradation").textContent = server.degradation;
+$("degrade").checked = server.clean;
+$("degradation").textContent = server.action;
 if (server.paper) {
   await makePaper(server.paper, (blob, title, hole) => ask(blob, title, { isSketch: true, hole }));
   onRender(renderPaper);

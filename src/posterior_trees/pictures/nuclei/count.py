@@ -41,8 +41,8 @@ from posterior_trees.errors import InputError
 from posterior_trees.imaging.otsu import otsu
 from posterior_trees.imaging.regions import FAINTEST, SMALLEST, find_regions
 from posterior_trees.pictures.nuclei.regions import Regions, owners_of
-from posterior_trees.pictures.tiles import Part, TiledTree
-from posterior_trees.predictor import TreePredictor
+from posterior_trees.pictures.tiles import Part
+from posterior_trees.predictor import Predictor
 from posterior_trees.tree import Tree
 
 
@@ -87,10 +87,11 @@ def count_nuclei(
     tree: Tree,
     threshold: float | int | None = None,
     smallest: int = SMALLEST,
+    parts: Sequence[Part] = (),
     watch: Callable = iter,
 ) -> Count:
-    """Count the nuclei in the tree of one picture; without a `threshold` it is Otsu's. `watch`
-    wraps the loop over the leaves."""
+    """Count the nuclei in the tree of one picture; without a `threshold` it is Otsu's. `parts` are
+    those of a picture in tiles, and `watch` wraps the loop over the leaves."""
     if len(tree) != 1 or len(tree.shape) != 3 or tree.shape[0] != 1:
         raise InputError(
             f"nuclei are counted in one tree of grey images; this is {tree}: take tree[i], and a "
@@ -98,7 +99,7 @@ def count_nuclei(
         )
     everywhere = tree.log_probs[-1][0].double().exp()
     whole = Part(slice(0, tree.shape[1]), slice(0, tree.shape[2]), everywhere)
-    parts = tree.parts if isinstance(tree, TiledTree) else [whole]
+    parts = parts or [whole]
     present = (~tree.is_absent(tree.depth)[0]).nonzero()[:, 0].tolist()
     images, probs = tree.leaves[0, present, 0].cpu(), everywhere[present].cpu()
     local = torch.stack([part.probs[present].cpu().double() for part in parts])
@@ -121,7 +122,7 @@ def count_nuclei(
     return Count(threshold, smallest, len(parts), mean, spread, together, leaves, nuclei)
 
 
-def describe_counting(predictor: TreePredictor) -> str:
+def describe_counting(predictor: Predictor) -> str:
     """What to think of the nuclei that are counted in a model's answers; empty for a model of
     pairs, as all models of a missing stain are."""
     if not predictor.measurement.is_computable:

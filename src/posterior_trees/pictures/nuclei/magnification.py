@@ -19,16 +19,16 @@ doubted as it is, 9 at 80 % of their size, 21 at 70 %, 15 at 125 % and all at 14
 `docs/cells.md`.
 """
 
-from posterior_trees.imaging.adjust import Trained
 from posterior_trees.imaging.regions import median_region
 from posterior_trees.imaging.size import SCALES
+from posterior_trees.predictor import Predictor
 from posterior_trees.tree import Tree
 
 SLACK = 1.25
 GROWTH = 1.5
 
 
-def describe_magnification(tree: Tree, model: Trained, scale: float | int = 1.0) -> str:
+def describe_magnification(tree: Tree, model: Predictor, scale: float | int = 1.0) -> str:
     """Why the picture of a tree, taken at `scale` (`size.py`), may be at another magnification than
     the model's training images, and what to try; empty if it fits or nobody knows."""
     if not (usual := model.about.get("region_pixels")):

@@ -1,0 +1,240 @@
+r"""The one way from a picture to what a model takes: `read`.
+
+A picture is a file, the bytes of one, an array or a tensor; grey or colour, of 8 or 16 bits or with
+numbers in [0, 1]. It becomes a float32 batch `(b, c, h, w)` in [0, 1] with the channels of the
+model's measurement. Files and arrays are converted: grey is copied into the channels of a colour
+model, and colour becomes grey by luma, exactly as when training files are read. A tensor says by
+its shape which channels it has, so wrong ones are an error.
+
+What is done to a file's values, and whether they then fit the model, is in `imaging/adjust.py`.
+"""
+
+from collections.abc import Sequence
+from io import BytesIO
+from os import PathLike
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from posterior_trees.errors import DataError, InputError
+from posterior_trees.imaging.adjust import SLACK, Adjustment, refuse_with_digit
+from posterior_trees.imaging.decode import Stored, decode_raw, read_header
+from posterior_trees.imaging.pixels import to_float
+from posterior_trees.imaging.size import (
+    caption_digit,
+    caption_resize,
+    check_scale,
+    scale_size,
+    times,
+)
+from posterior_trees.pictures.digits.find import check_takes_digits, find_digit, takes_digits
+from posterior_trees.predictor import Predictor
+
+Source = str | PathLike[str] | bytes | np.ndarray | Tensor
+
+LUMA = (0.299, 0.587, 0.114)
+"""ITU-R 601, as Pillow and so `imaging.decode` have it."""
+
+
+class Reading(NamedTuple):
+    """What is done to a picture before it is predicted; by default nothing.
+
+    `resize` cuts the centre of a file and brings it to the size of a model that takes one only,
+    `digit` finds the handwritten digit in it, and `scale` makes it larger or smaller for a model
+    that takes any size. `is_clean` says whether the picture is the clean image, to be measured by
+    the model's own measurement, or the measurement; None: what such a model usually gets.
+    """
+
+    resize: bool = False
+    digit: bool = False
+    scale: float | int = 1.0
+    adjustment: Adjustment = Adjustment()
+    is_clean: bool | None = None
+
+    @classmethod
+    def of(
+        cls,
+        *,
+        resize: bool = False,
+        digit: bool = False,
+        scale: float | int = 1.0,
+        levels: Sequence[float | int] | None = None,
+        gamma: float | int = 1.0,
+        invert: bool = False,
+        is_clean: bool | None = None,
+    ) -> "Reading":
+        r"""`levels` are the stored values (0 to 255, or to 65535) that become black and white, and
+        `gamma` bends what is between:
+        $v \mapsto \operatorname{clip}(\tfrac{v - lo}{hi - lo}, 0, 1)^\gamma$. A camera's 12 bits in
+        a 16-bit file need them, and floating-point values beyond [0, 1]. `invert` then exchanges
+        black and white."""
+        return cls(resize, digit, scale, Adjustment.of(levels, gamma, invert), is_clean)
+
+    def check(self, predictor: Predictor) -> None:
+        """Refuse what contradicts itself or the model."""
+        measurement = predictor.measurement
+        if self.digit:
+            refuse_with_digit(self.adjustment, self.resize, self.is_clean is False, self.scale)
+            check_takes_digits(measurement, predictor.channels, predictor.name)
+        check_scale(self.scale, measurement)
+        if self.is_clean and not measurement.is_computable:
+            raise InputError(
+                "this model was trained on pairs and cannot measure a clean picture: give it the "
+                "measurement itself"
+            )
+
+
+class Picture(NamedTuple):
+    """A picture as the model takes it. `stored` are the values of a file (of a digit, what was
+    found), and `resized` says in words what became of its size."""
+
+    name: str
+    pixels: Float[Tensor, "b _ h w"]
+    reading: Reading = Reading()
+    stored: Stored | None = None
+    resized: str = ""
+
+
+def read(
+    source: Source,
+    predictor: Predictor,
+    reading: Reading | None = None,
+    name: str = "the picture",
+) -> Picture:
+    """A file, the bytes of one, an array `(h, w)` or `(h, w, c)`, or a tensor `(h, w)`,
+    `(c, h, w)` or `(b, c, h, w)`, as `predictor` takes it. A path is its own name."""
+    reading = reading or Reading()
+    reading.check(predictor)
+    if isinstance(source, Tensor | np.ndarray):
+        if reading != Reading(is_clean=reading.is_clean):
+            raise InputError("only files are resized or adjusted: do that to the numbers yourself")
+        is_tensor = isinstance(source, Tensor)
+        pixels = _from_tensor(source, predictor) if is_tensor else _from_array(source, predictor)
+        _check_size(pixels, predictor, name)
+        return Picture(name, pixels, reading)
+    name = name if isinstance(source, bytes) else str(source)
+    stored, have = _read_file(_open(source, name), predictor, reading, name)
+    want = stored.shape[-2:]
+    resized = caption_digit(have) if reading.digit else caption_resize(have, want)
+    return Picture(name, reading.adjustment.apply(stored, name), reading, stored, resized)
+
+
+def _open(source: str | PathLike[str] | bytes, name: str) -> BytesIO:
+    if isinstance(source, bytes):
+        if not source:
+            raise DataError(f"{name} is empty. Choose a picture file")
+        return BytesIO(source)
+    path = Path(source)
+    if path.is_dir():
+        raise DataError(f"{path} is a folder. Name the pictures in it")
+    if not path.exists():
+        raise DataError(f"{path} does not exist. Check the name")
+    return BytesIO(path.read_bytes())
+
+
+def _read_file(
+    file: BytesIO, predictor: Predictor, reading: Reading, name: str
+) -> tuple[Stored, tuple[int, int]]:
+    """The stored values `(c, h, w)`, as many channels and pixels as the model takes, and the
+    picture's own height and width."""
+    wanted = predictor.measurement.picture_channels(predictor.channels)[0]
+    if wanted not in (1, 3):
+        raise DataError(
+            f"this model takes {wanted or 'any number of'} channels, a file has 1 or 3: give a "
+            "tensor"
+        )
+    height, width, *_ = read_header(file, name)
+    file.seek(0)
+    if reading.digit:
+        return find_digit(decode_raw(file, name, 1), name), (height, width)
+    size = predictor.measurement.size if reading.resize else ()
+    if reading.scale != 1:
+        size = scale_size((height, width), reading.scale, name)
+    stored = decode_raw(file, name, wanted, size, is_cut=reading.scale == 1)
+    _check_size(stored, predictor, name)
+    return stored, (height, width)
+
+
+def _from_tensor(tensor: Tensor, predictor: Predictor) -> Tensor:
+    allowed, shape = predictor.measurement.picture_channels(predictor.channels), tuple(tensor.shape)
+    if tensor.ndim not in (2, 3, 4) or not tensor.numel():
+        raise InputError(f"the tensor has shape {shape}; give (h, w), (c, h, w) or (b, c, h, w)")
+    pixels = _to_unit(tensor, predictor)
+    if tensor.ndim == 2:
+        return _convert(pixels.expand(1, 1, *shape), allowed)
+    pixels = pixels if tensor.ndim == 4 else pixels.unsqueeze(0)
+    if pixels.shape[1] not in allowed:
+        raise InputError(
+            f"the tensor of shape {shape} has {pixels.shape[1]} channels, this model takes "
+            f"{' or '.join(map(str, allowed))}; channels come before height and width"
+        )
+    return pixels
+
+
+def _from_array(array: np.ndarray, predictor: Predictor) -> Tensor:
+    layers = array[:, :, None] if array.ndim == 2 else array
+    if layers.ndim != 3 or layers.shape[2] not in (1, 3, 4) or not array.size:
+        raise InputError(
+            f"the array has shape {array.shape}; give (h, w), or (h, w, c) with 1, 3 or 4 channels"
+        )
+    if array.dtype.kind not in "fu":
+        raise InputError(f"the pixels are {array.dtype}; give uint8, uint16 or float in [0, 1]")
+    layers = layers.astype(np.float32 if array.dtype.kind == "f" else array.dtype.newbyteorder("="))
+    pixels = _to_unit(torch.from_numpy(np.ascontiguousarray(layers)), predictor)
+    pixels = pixels.permute(2, 0, 1).unsqueeze(0)
+    if pixels.shape[1] == 4:  # transparent pixels are laid on white
+        colour, opacity = pixels[:, :3], pixels[:, 3:]
+        pixels = colour * opacity + (1 - opacity)
+    return _convert(pixels, predictor.measurement.picture_channels(predictor.channels))
+
+
+def _convert(pixels: Tensor, allowed: Sequence[int]) -> Tensor:
+    """Grey copied into colour, or colour made grey, unless the channels are welcome as they are."""
+    have, want = pixels.shape[1], allowed[0]
+    if have in allowed:
+        return pixels
+    if have == 1:
+        return pixels.expand(-1, want, -1, -1)
+    if want == 1:
+        return (pixels * pixels.new_tensor(LUMA)[:, None, None]).sum(dim=1, keepdim=True)
+    raise InputError(f"the picture has {have} channels, this model takes {want}: give a tensor")
+
+
+def _to_unit(values: Tensor, predictor: Predictor) -> Tensor:
+    """Pixels as float32 in [0, 1]; a measurement with noise may leave it as far as noise goes."""
+    if values.dtype in (torch.uint8, torch.uint16):
+        return to_float(values)
+    if not values.is_floating_point():
+        raise InputError(f"the pixels are {values.dtype}; give uint8, uint16 or float in [0, 1]")
+    values = values.detach().float()
+    bad = int(values.numel() - values.isfinite().sum())
+    if bad:
+        total = values.numel()
+        raise InputError(
+            f"{bad} of {total} pixels are NaN or infinite; replace them by numbers in [0, 1]"
+        )
+    noise = 8 * float(predictor.measurement.noise)
+    low, high = values.min().item(), values.max().item()
+    if low < -SLACK - noise or high > 1 + SLACK + noise:
+        raise InputError(
+            f"pixels go from {low:g} to {high:g}, the limits are {0 - noise:g} and {1 + noise:g}: "
+            "divide by 255 (16-bit: by 65535), or bring [-1, 1] to [0, 1] by (x + 1) / 2"
+        )
+    return values if noise else values.clamp(0, 1)
+
+
+def _check_size(pixels: Tensor | np.ndarray, predictor: Predictor, what: str) -> None:
+    size = predictor.measurement.size
+    if size and tuple(pixels.shape[-2:]) != size:
+        have, want = times(pixels.shape[-2:]), times(size)
+        takes = takes_digits(predictor.measurement, predictor.channels)
+        find = "for a photograph or a scan of a digit use `ptrees predict --digit`; else "
+        raise InputError(
+            f"{what} is {have} (height×width), the model takes {want}: {find if takes else ''}"
+            f"resize it to {want}, or let `ptrees predict --resize` do it (in Python: "
+            f"predictor.predict(file, {'digit' if takes else 'resize'}=True))"
+        )

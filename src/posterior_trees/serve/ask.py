@@ -1,0 +1,96 @@
+r"""From the bytes of somebody's picture to the tree of it, without trusting them.
+
+The bytes are limited before they are read (`server`), the number of pixels before they are decoded
+and after they are scaled, and the picture's format is what decoding says it is, whatever its name.
+All else is `pictures.answer`'s: the page predicts whole pictures, as the command line does, and
+shows them small. An inpainting model also takes another hole than its own (`hole`).
+"""
+
+import math
+from io import BytesIO
+from typing import NamedTuple
+
+from PIL import Image
+
+from posterior_trees.errors import DataError, InputError
+from posterior_trees.imaging.decode import FORMATS, UNREADABLE
+from posterior_trees.imaging.size import scale_size
+from posterior_trees.pictures.answer import Answer, answer, is_measured_here
+from posterior_trees.pictures.reading import Reading, read
+from posterior_trees.pictures.tiles import TILE
+from posterior_trees.predictor import Predictor
+from posterior_trees.serve.hole import NOTE, read_hole
+
+
+class Limits(NamedTuple):
+    """What an upload may be."""
+
+    megabytes: float = 20.0
+    megapixels: float = 40.0
+    tiles: int = 64
+    """How many tiles of 512×512 pixels an answer may have: each takes up to a second on a CPU, and
+    all nodes are held at once."""
+
+
+def ask(
+    predictor: Predictor,
+    content: bytes,
+    name: str,
+    reading: Reading | None = None,
+    hole: bytes | None = None,
+    limits: Limits | None = None,
+) -> Answer:
+    """The tree of the picture in these bytes; `hole` is a picture of the pixels to hide, where they
+    are not the model's own."""
+    limits, reading = limits or Limits(), reading or Reading()
+    reading.check(predictor)
+    size = check_pixels(content, name, limits)
+    if reading.scale != 1:
+        _check_area(scale_size(size, reading.scale, name), name, limits)
+    picture = read(content, predictor, reading, name)
+    is_clean, own = is_measured_here(predictor, picture), predictor.measurement
+    zoom = 1 if is_clean else own.block
+    _check_tiles([zoom * side for side in picture.pixels.shape[-2:]], name, limits)
+    if hole is None:
+        return answer(predictor, picture)
+    check_pixels(hole, "the hole", limits)
+    if own.hole is None:
+        raise InputError("this model does not fill holes. Leave the hole out")
+    hidden = read_hole(hole, own.size)
+    if bool((hidden == own.hole.cpu()).all()):
+        return answer(predictor, picture)
+    made = answer(predictor.with_measurement(own.with_hole(hidden)), picture)
+    truth = picture.pixels if is_clean else None  # what a user paints over is one, blank or not
+    return made._replace(x=truth, remarks={**made.remarks, "note": NOTE})
+
+
+def check_pixels(content: bytes, name: str, limits: Limits) -> tuple[int, int]:
+    """Height and width by what a file says of itself, before any pixel is decoded; too many are
+    refused. (Not by `read_header`: to find the orientation, Pillow may decode the whole file.)"""
+    try:
+        with Image.open(BytesIO(content), formats=FORMATS) as image:
+            width, height = image.size
+    except (Image.DecompressionBombError, *UNREADABLE):
+        return 0, 0  # decoding will say what is wrong
+    _check_area((height, width), name, limits)
+    return height, width
+
+
+def _check_area(size: tuple[int, int], name: str, limits: Limits) -> None:
+    height, width = size
+    if width * height > limits.megapixels * 1e6:
+        raise DataError(
+            f"{name} has {width}×{height} = {width * height / 1e6:.3g} megapixels, the limit is "
+            f"{limits.megapixels:g}. Make it smaller first"
+        )
+
+
+def _check_tiles(size: list[int], name: str, limits: Limits) -> None:
+    """Refuse an answer that would take the page too long and too much memory."""
+    tiles = math.prod(size) / TILE**2
+    if tiles > limits.tiles:
+        raise InputError(
+            f"the answer to {name} has {size[0]}×{size[1]} pixels, {math.ceil(tiles)} tiles of "
+            f"{TILE}×{TILE}; the page takes {limits.tiles}. `ptrees predict MODEL PICTURE --out "
+            "DIR` takes any number"
+        )

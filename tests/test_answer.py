@@ -1,0 +1,150 @@
+"""One picture has one tree, whoever asks for it."""
+
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from posterior_trees import (
+    Colorize,
+    Denoise,
+    Downsample,
+    Inpaint,
+    Measurement,
+    Paired,
+    Tree,
+    TreePredictor,
+    UNet,
+    cli,
+)
+from posterior_trees.pictures import tiles
+from posterior_trees.pictures.answer import Tiling, answer
+from posterior_trees.pictures.reading import Reading, read
+from posterior_trees.pictures.write import predict_files
+from posterior_trees.serve.ask import ask
+from posterior_trees.serve.start import describe_start
+
+KINDS = {
+    "hole": Inpaint.box((0, 11), (0, 19), (16, 20)),
+    "colour": Colorize(),
+    "noise": Denoise(0.1),
+    "blocks": Downsample(2),
+    "pairs": Paired(1, 1),
+    "own": Measurement(),
+}
+PICTURES = {"small": (16, 20), "large": (600, 740), "16-bit": (16, 20)}
+
+
+def predictor_of(measurement: Measurement) -> TreePredictor:
+    torch.manual_seed(0)
+    channels = 3 if len(measurement.picture_channels(3)) > 1 else 1
+    network = UNet(measurement.channels(channels), channels, 4, width=4)
+    return TreePredictor(
+        network, measurement, branching=2, depth=2, channels=channels, multiple=16
+    ).eval()
+
+
+def save(file: Path, kind: str) -> Path:
+    dtype = np.uint16 if kind == "16-bit" else np.uint8
+    most = np.iinfo(dtype).max
+    pixels = np.random.default_rng(0).integers(0, most, PICTURES[kind], dtype, endpoint=True)
+    Image.fromarray(pixels).save(file)
+    return file
+
+
+def same(one: Tree, other: Tree) -> bool:
+    pairs = zip((*one.images, *one.log_probs), (*other.images, *other.log_probs), strict=True)
+    return all(torch.equal(a, b) for a, b in pairs)
+
+
+@pytest.mark.parametrize("picture", PICTURES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_command_the_explorer_and_python_give_equal_trees(
+    kind: str, picture: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Large pictures are cut into tiles here, by all of them."""
+    monkeypatch.setattr(tiles, "WHOLE", 300_000)
+    predictor, file = predictor_of(KINDS[kind]), save(tmp_path / "a.png", picture)
+    reading = Reading(resize=True)
+    predict_files(predictor, [file], tmp_path / "out", reading, warn=lambda _: None)
+    command = Tree.load(tmp_path / "out" / "a" / "tree.safetensors")
+    explorer = ask(predictor, file.read_bytes(), "a.png", reading)
+    python = predictor.predict(file, resize=True)
+    assert same(command, explorer.tree)
+    assert same(command, python)
+    is_cut = picture == "large" and kind != "hole"
+    assert bool(explorer.parts) == is_cut
+    zoom = 2 if kind == "blocks" else 1
+    size = PICTURES[picture] if kind != "hole" else (16, 20)
+    assert tuple(command.shape[1:]) == tuple(zoom * side for side in size)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("is_clean", [True, False])
+def test_both_commands_agree_on_what_is_measured(kind: str, is_clean: bool, tmp_path: Path) -> None:
+    """Said or not, a picture is the measurement where noise or a lower resolution are the task."""
+    predictor, file = predictor_of(KINDS[kind]), save(tmp_path / "a.png", "small")
+    reading = Reading(is_clean=is_clean)
+    if kind == "pairs" and is_clean:
+        for ask_for in (read, lambda *a: predict_files(a[1], [a[0]], tmp_path / "o", a[2])):
+            with pytest.raises(ValueError, match="trained on pairs"):
+                ask_for(file, predictor, reading)
+        return
+    made = answer(predictor, read(file, predictor, reading))
+    assert same(ask(predictor, file.read_bytes(), "a", reading).tree, made.tree)
+    (shown,) = describe_start(predictor, [file], reading)
+    has_truth = is_clean and kind != "colour"  # the file is grey
+    assert (made.x is not None, bool(shown["truth"])) == (has_truth, has_truth)
+    usual = answer(predictor, read(file, predictor))
+    assert same(usual.tree, made.tree) == (
+        is_clean == predictor.measurement.is_picture_clean or kind in ("hole", "colour", "own")
+    )
+
+
+def test_numbers_of_a_leaf_are_those_of_the_whole_picture(tmp_path: Path) -> None:
+    """Though it is shown small."""
+    predictor, file = predictor_of(KINDS["pairs"]), save(tmp_path / "a.png", "large")
+    sides = {"side": lambda image: image.shape[-1]}
+    (shown,) = describe_start(predictor, [file], measures=sides)
+    assert shown["measures"]["side"] == [740.0] * 4
+    assert shown["size"] == [415, 512]
+
+
+def test_tiles_may_be_predicted_beside_each_other() -> None:
+    predictor = predictor_of(KINDS["pairs"])
+    picture = read(torch.rand(1, 100, 130), predictor)
+    one = answer(predictor, picture, Tiling(64, 16))
+    with ThreadPoolExecutor(3) as pool:
+        other = answer(predictor, picture, Tiling(64, 16), map=pool.map)
+    assert same(one.tree, other.tree)
+    assert len(one.parts) == 6
+
+    def counted(predict: Callable, parts: Iterable) -> Iterable:
+        return map(predict, list(parts)[:2])
+
+    with pytest.raises(ValueError, match="zip"):
+        answer(predictor, picture, Tiling(64, 16), map=counted)
+
+
+def test_numbers_in_memory_are_not_adjusted() -> None:
+    with pytest.raises(ValueError, match="only files are resized or adjusted"):
+        predictor_of(KINDS["pairs"]).predict(np.zeros((8, 8), np.uint8), invert=True)
+
+
+def test_the_terminal_says_whether_pictures_are_clean(tmp_path: Path, capsys) -> None:
+    file = save(tmp_path / "a.png", "small")
+    place = ["--out", str(tmp_path / "o")]
+    with pytest.raises(SystemExit):
+        cli.main(["predict", "cells", str(file), "--clean", *place])
+    assert "trained on pairs" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        cli.main(["predict", "digits", str(file), "--clean", "--measured", *place])
+    assert "not allowed with" in capsys.readouterr().err
+    cli.main(["predict", "digits", str(file), "--resize", "--measured", *place])
+    assert not (tmp_path / "o" / "a" / "picture.png").exists()
+    cli.main(["predict", "digits", str(file), "--resize", *place])
+    assert (tmp_path / "o" / "a" / "picture.png").is_file()
