@@ -157,7 +157,7 @@ def test_a_predictor_in_half_precision_is_refused_before_any_work(tmp_path: Path
     [
         (["--onnx", "a.onnx", "--dtype", "bfloat16"], 1, "leave --dtype out"),
         (["--onnx", "a.onnx", "--out", "a.safetensors"], 2, "not allowed with"),
-        ([], 2, "one of the arguments --out --onnx is required"),
+        ([], 2, "one of the arguments --out --onnx --bioimageio is required"),
     ],
 )
 def test_wrong_exports_are_explained(words, code: int, says: str, capsys) -> None:

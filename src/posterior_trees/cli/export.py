@@ -15,6 +15,12 @@ def add(commands: Any) -> None:
     kind = export.add_mutually_exclusive_group(required=True)
     kind.add_argument("--out", type=Path, help="safetensors file to write")
     kind.add_argument("--onnx", type=Path, help="ONNX file to write, for use without torch")
+    kind.add_argument("--bioimageio", type=Path, metavar="ZIP", help="bioimage.io package to "
+                      "write, for other programs of microscopists")  # fmt: skip
+    export.add_argument("--levels", type=float, nargs=2, metavar=("LO", "HI"),
+                        help="of a package: camera values that become black and white")  # fmt: skip
+    export.add_argument("--gamma", type=float, default=1.0, help="of a package: then raise to "
+                        "this power [1]")  # fmt: skip
     export.add_argument("--dtype", choices=("bfloat16", "float32"),
                         help="of the safetensors file's weights [bfloat16]")  # fmt: skip
     export.add_argument("--scores", type=Path, help="JSON of `ptrees evaluate` to put in its card")
@@ -25,6 +31,9 @@ def run_export(arguments: argparse.Namespace) -> None:
     scores = read_scores(arguments.scores) if arguments.scores else None
     if arguments.onnx:
         export_onnx(arguments, scores)
+        return
+    if arguments.bioimageio:
+        export_bioimageio(arguments)
         return
     import torch
 
@@ -60,3 +69,13 @@ def export_onnx(arguments: argparse.Namespace, scores: dict | None) -> None:
     save_onnx(predictor, arguments.onnx)
     print(f"{arguments.onnx} ({arguments.onnx.stat().st_size / 1e6:.1f} MB)")
     print(describe_graph(predictor))
+
+
+def export_bioimageio(arguments: argparse.Namespace) -> None:
+    from posterior_trees.export.bioimageio import save_bioimageio
+    from posterior_trees.imaging.adjust import Adjustment
+
+    adjustment = Adjustment.of(arguments.levels, arguments.gamma, False)
+    save_bioimageio(load_model(arguments, "cpu"), arguments.bioimageio, adjustment)
+    size = arguments.bioimageio.stat().st_size / 1e6
+    print(f"{arguments.bioimageio} ({size:.1f} MB), tested as ONNX and as TorchScript")

@@ -53,23 +53,27 @@ class Graph(nn.Module):
 
 def save_onnx(predictor: TreePredictor, file: str | PathLike[str]) -> None:
     """Write the predictor, whole or not at all; it must be on the CPU and in float32."""
-    _check(predictor)
-    with _quiet(), torch.no_grad(), evaluating(predictor):
-        program: Any = torch.onnx.export(
-            Graph(predictor).eval(),
-            (_example(predictor),),
-            dynamo=True,
-            opset_version=OPSET,
-            input_names=["y"],
-            output_names=output_names(predictor),
-            dynamic_shapes=(_free_axes(predictor),),
-        )
-    model = program.model_proto
+    check(predictor)
+    model = trace(predictor, Graph(predictor), output_names(predictor)).model_proto
     for key, value in properties(predictor).items():
         entry = model.metadata_props.add()
         entry.key, entry.value = key, value
     model.producer_name = "posterior-trees"
     write_bytes(Path(file), model.SerializeToString())
+
+
+def trace(predictor: TreePredictor, graph: nn.Module, names: list[str]) -> Any:
+    """The ONNX program of a graph around the predictor, with sizes free where its are."""
+    with quiet(), torch.no_grad(), evaluating(predictor):
+        return torch.onnx.export(
+            graph.eval(),
+            (example(predictor),),
+            dynamo=True,
+            opset_version=OPSET,
+            input_names=["y"],
+            output_names=names,
+            dynamic_shapes=(_free_axes(predictor),),
+        )
 
 
 def output_names(predictor: TreePredictor) -> list[str]:
@@ -127,7 +131,7 @@ def describe_graph(predictor: TreePredictor) -> str:
     return f"y (any batch, {sides}) → {', '.join(output_names(predictor))}"
 
 
-def _example(predictor: TreePredictor) -> Tensor:
+def example(predictor: TreePredictor) -> Tensor:
     # Sides and batch must differ from each other and from 1, or the exporter takes them for fixed.
     size = predictor.measurement.size or (2 * predictor.multiple, 3 * predictor.multiple)
     return torch.rand(2, predictor.measurement.channels(predictor.channels), *size)
@@ -143,7 +147,7 @@ def _free_axes(predictor: TreePredictor) -> dict[int, Any]:
     return axes
 
 
-def _check(predictor: TreePredictor) -> None:
+def check(predictor: TreePredictor) -> None:
     for name in ("onnx", "onnxscript"):
         try:
             __import__(name)
@@ -166,7 +170,7 @@ def _check(predictor: TreePredictor) -> None:
 
 
 @contextmanager
-def _quiet():
+def quiet():
     """The exporter tells its whole life; only errors matter here."""
     log = logging.getLogger("torch.onnx")
     level = log.level
