@@ -232,7 +232,7 @@ class Loop:
 
     def resume(self) -> None:
         """Continue where the last save was, if there is one."""
-        state = self.run.load()
+        state = self.run.load("model")
         if state is None:
             self.run.rewind(0)
             return

@@ -39,6 +39,7 @@ STATE = {
     "best": float | None,
     "images": {"count": int, "names": str},
     "network": dict[str, Tensor],
+    "model": dict[str, Tensor],
     "average": dict[str, Tensor],
 }
 """What every state has, as far as it is known without a network."""
@@ -66,8 +67,8 @@ class Run:
             tensors, facts = store.flatten(state)
             store.write(self.state_file, tensors, {"state": facts})
 
-    def load(self) -> dict[str, Any] | None:
-        """The last saved state, or None for a fresh run."""
+    def load(self, weights: str = "network") -> dict[str, Any] | None:
+        """The last saved state, which keeps `weights` by that name, or None for a fresh run."""
         if not self.state_file.is_file():
             return None
         tensors, facts = store.read(self.state_file)
@@ -76,7 +77,7 @@ class Run:
         try:
             check(facts, {"state": dict}, "its facts")
             state = store.unflatten(tensors, facts["state"])
-            return check(state, STATE, "the state", required=("step", "seconds", "network"))
+            return check(state, STATE, "the state", required=("step", "seconds", weights))
         except ValueError as error:
             raise self._damaged(error) from error
 
