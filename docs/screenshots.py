@@ -19,7 +19,7 @@ from posterior_trees.assets import sample_digits
 from posterior_trees.data import read_idx
 from posterior_trees.explore import describe_trees
 from posterior_trees.explore.export import frame_content, inline_page
-from posterior_trees.pictures.card import describe_model
+from posterior_trees.models.card import describe_model
 from posterior_trees.serve.listen import listen
 from posterior_trees.serve.server import make_app
 from posterior_trees.serve.start import describe_start

@@ -16,8 +16,8 @@ from posterior_trees.errors import ModelError, RunError
 from posterior_trees.measure import Denoise, Inpaint
 from posterior_trees.models import checkpoint
 from posterior_trees.models.build import build_predictor
+from posterior_trees.models.card import describe_model
 from posterior_trees.models.checkpoint import find_model, load_recipe, save_model
-from posterior_trees.pictures.card import describe_model
 from posterior_trees.predictor import TreePredictor
 from posterior_trees.recipe import read_recipe, write_recipe
 from posterior_trees.training.trainer import fit

@@ -16,6 +16,7 @@ from posterior_trees.assets import sample_digits
 from posterior_trees.data import evenly_spaced, read_idx
 from posterior_trees.data.load import find_folder
 from posterior_trees.models.build import build_predictor
+from posterior_trees.models.card import describe_model
 from posterior_trees.recipe import parse_recipe
 
 MEGABYTE = 1_000_000
@@ -87,10 +88,10 @@ def test_the_footer_says_who_made_the_digits_and_the_method(folder: Path) -> Non
 
 def test_the_footer_shows_scores_only_where_the_model_carries_them(folder: Path) -> None:
     assert content(folder)["model"]["scores"] == (
-        "Measured on 10,000 test digits, by depth: "
+        "Measured on 10,000 test images, by depth: "
         "PSNR of the hidden part 14.4 / 15.5 / 16.0 dB, NLL 1.03 / 2.00"
     )
-    assert "scores" not in demo.model_card(untrained())
+    assert "scores" not in describe_model(untrained())
 
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:

@@ -275,8 +275,11 @@ def test_a_dot_is_too_small_for_a_digit() -> None:
     ],
 )
 def test_other_models_are_refused_with_what_they_take(measurement, channels, words: str) -> None:
-    with pytest.raises(DataError, match=f"28×28, as `digits` does; my_model {words}"):
-        check_takes_digits(measurement, channels, "my_model")
+    network = torch.nn.Conv2d(1, 1, 1)
+    predictor = TreePredictor(network, measurement, branching=2, depth=1, channels=channels,
+                              name="mine", about={"card": {"importer": "digit"}})  # fmt: skip
+    with pytest.raises(DataError, match=f"28×28, as `digits` does; mine {words}"):
+        check_takes_digits(predictor)
 
 
 # ---- the commands -------------------------------------------------------------------------------
@@ -342,7 +345,8 @@ def test_predict_does_not_resize_a_photographed_digit_too(tmp_path: Path, capsys
 def test_a_digit_that_does_not_fit_is_not_told_to_exchange_black_and_white(tmp_path: Path) -> None:
     hole = Inpaint.box((0, 19), (0, 27), (28, 28))
     model = TreePredictor(UNet(1, 1, 2, width=4), hole, branching=2, depth=1, channels=1,
-                          multiple=16, about={"input_brightness": [0.9, 1.0]})  # fmt: skip
+                          multiple=16, about={"input_brightness": [0.9, 1.0],
+                                              "card": {"importer": "digit"}})  # fmt: skip
     stream, heard = BytesIO(), []
     Image.fromarray(photograph(DIGITS[8])[0]).save(stream, "PNG")
     note = ask(model, stream.getvalue(), "a", Reading(digit=True)).remarks["note"]

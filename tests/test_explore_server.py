@@ -280,6 +280,8 @@ def test_a_picture_is_taken_at_the_scale_that_is_asked_for() -> None:
 
 def test_a_digit_is_looked_for_only_where_the_model_is_of_digits() -> None:
     digits = make_predictor(Inpaint.box((0, 19), (0, 27), (28, 28)))
+    assert '"digit":null' in get(make_app(digits), "/").text, "28×28 pixels alone say nothing"
+    digits.about = {"card": {"importer": "digit"}}
     for proposed, words in ((False, '"digit":false'), (True, '"digit":true')):
         assert words in get(make_app(digits, reading=Reading(digit=proposed)), "/").text
     assert '"digit":null' in get(make_app(make_predictor(), reading=Reading(digit=True)), "/").text

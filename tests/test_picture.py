@@ -23,9 +23,9 @@ from posterior_trees import (
 )
 from posterior_trees.data import ImageSet
 from posterior_trees.data.facts import brightness_range
+from posterior_trees.models.card import describe_model
 from posterior_trees.pictures import write as predict_module
 from posterior_trees.pictures.answer import Answer
-from posterior_trees.pictures.card import describe_model
 from posterior_trees.pictures.reading import Reading, read
 from posterior_trees.pictures.write import PictureError, predict_files
 from posterior_trees.serve.start import describe_start

@@ -2,7 +2,6 @@
 package, as one web page and a few figures. It needs neither data nor a GPU nor the network."""
 
 from os import PathLike
-from typing import Any
 
 import torch
 
@@ -10,10 +9,9 @@ from posterior_trees.assets import DIGITS, sample_digits
 from posterior_trees.data import evenly_spaced
 from posterior_trees.explore import page
 from posterior_trees.figure import save_figure
+from posterior_trees.models.card import describe_model
 from posterior_trees.models.checkpoint import load
-from posterior_trees.pictures.card import describe_model
 from posterior_trees.pictures.write import make_folder
-from posterior_trees.predictor import Predictor
 from posterior_trees.store import write_bytes
 
 TEST_DIGITS = 10_000
@@ -21,7 +19,6 @@ TEST_DIGITS = 10_000
 DRAWN = 4
 """How many trees become figures."""
 
-TASK = "The upper 20 of 28 rows are hidden; every branch is one way to complete the digit."
 SAMPLES = f"{DIGITS} (commonly CC BY-SA 3.0), evenly spaced in its test set, not seen in training"
 
 
@@ -41,7 +38,7 @@ def make_demo(out: str | PathLike[str]) -> str:
         truths=x,
         names=names,
         title="Posterior trees of handwritten digits",
-        model_card=model_card(predictor),
+        model_card=describe_model(predictor) | {"data": SAMPLES},
     )
     write_bytes(out / "index.html", text.encode())
     drawn = evenly_spaced(len(x), DRAWN)
@@ -62,32 +59,3 @@ def make_demo(out: str | PathLike[str]) -> str:
         f"wrote {out / 'index.html'}: trees of {len(x)} digits; open it in a browser:\n"
         f"  {(out / 'index.html').resolve().as_uri()}\nfigures: {listed}"
     )
-
-
-def model_card(predictor: Predictor) -> dict[str, str]:
-    """Words for the page's footer: the model, its measured scores, and whom to thank.
-
-    Scores are shown only if the model carries them: `about["test"]` is the table that
-    `ptrees evaluate --split test --json` writes, or as much of it as is known.
-    """
-    layout = " × ".join(map(str, predictor.branching))
-    card = {"name": f"Digits tree, {layout} leaves" if layout else "Digits, root only"}
-    card |= {"task": TASK}
-    if scores := _scores(predictor.about.get("test") or {}):
-        card["scores"] = scores
-    return describe_model(predictor) | card | {"data": SAMPLES}
-
-
-def _scores(table: dict[str, Any]) -> str:
-    """The scores by depth: `PSNR of the hidden part 14.4 / 15.5 / 16.0 dB, …`."""
-    titles = {"psnr_hole": "PSNR of the hidden part", "psnr": "PSNR", "nll": "NLL"}
-    parts = []
-    for key, title in titles.items():
-        rows = [row["mean"] for row in table.get(key) or () if key != "nll" or row["depth"]]
-        if rows:
-            unit = "" if key == "nll" else " dB"
-            digits = 2 if key == "nll" else 1
-            parts.append(f"{title} " + " / ".join(f"{row:.{digits}f}" for row in rows) + unit)
-    if not parts:
-        return ""
-    return f"Measured on {table['n']:,} test digits, by depth: " + ", ".join(parts)

@@ -2,11 +2,13 @@
 
 A form is a type (`int`, `str | None`; a float may be written as an integer, a bool is no number),
 `dict[str, form]`, `list[form]`, a tuple of forms (a list of just these), or a dict of forms by key:
-keys that are not in it are free, and may be missing unless they are `required`.
+other keys are free, and those in it may be missing unless they are `required`. `Maybe(form)` may be
+null.
 """
 
 import json
 import math
+from dataclasses import dataclass
 from types import GenericAlias, UnionType
 from typing import Any, get_args, get_origin
 
@@ -15,6 +17,13 @@ from posterior_trees.errors import InputError
 
 class SchemaError(InputError):
     """What was read is not of the form it should have; the message says where."""
+
+
+@dataclass(frozen=True)
+class Maybe:
+    """A form, or null."""
+
+    form: Any
 
 
 def parse_json(text: str, form: Any, where: str) -> Any:
@@ -28,6 +37,8 @@ def parse_json(text: str, form: Any, where: str) -> Any:
 
 def check(value: Any, form: Any, where: str, required: tuple[str, ...] = ()) -> Any:
     """The value, if it is of the form; NaN and infinities are no numbers either."""
+    if isinstance(form, Maybe):
+        return value if value is None else check(value, form.form, where)
     if isinstance(form, dict):
         check(value, dict, where)
         if missing := [key for key in required if key not in value]:

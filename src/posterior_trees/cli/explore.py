@@ -34,7 +34,7 @@ def add(commands: Any) -> None:
 
 
 def run_explore(arguments: argparse.Namespace) -> None:
-    from posterior_trees.pictures.card import describe_model, title_of
+    from posterior_trees.models.card import describe_model, title_of
     from posterior_trees.serve.start import describe_start
 
     reading = make_reading(arguments, resize=not arguments.digit)

@@ -7,6 +7,8 @@ be asked. `docs/data.md` tells how each set was prepared.
 from dataclasses import dataclass
 from pathlib import Path
 
+from posterior_trees.assets import DIGITS
+
 
 @dataclass(frozen=True)
 class KnownSet:
@@ -18,6 +20,11 @@ class KnownSet:
     obtain: str
     terms: str
     channels: tuple[str, ...] = ()
+    takes: str = ""
+    credit: str = ""
+    samples: str = ""
+    importer: str = ""
+    """What a model of it says of itself: see `models/card.py`."""
 
 
 KNOWN = (
@@ -27,6 +34,10 @@ KNOWN = (
         what="MNIST handwritten digits, 28×28 grey, 60,000 + 10,000",
         obtain="run `ptrees data --data DIR --download mnist`, DIR being the data folder",
         terms="no formal licence; commonly given as CC BY-SA 3.0",
+        takes="handwritten digits",
+        credit=DIGITS,
+        samples="digits",
+        importer="digit",
     ),
     KnownSet(
         name="faces256",

@@ -14,6 +14,7 @@ from posterior_trees.measure import (
     Measurement,
     Paired,
 )
+from posterior_trees.models.card import card_of
 from posterior_trees.networks.residual import ResidualUNet
 from posterior_trees.networks.unet import UNet
 from posterior_trees.predictor import TreePredictor
@@ -67,7 +68,7 @@ def build_predictor(recipe: Recipe, about: dict | None = None) -> TreePredictor:
         multiple=network.multiple,
         padding=recipe.network.padding,
         name=recipe.task,
-        about={**(about or {}), **terms(recipe)},
+        about={"card": card_of(recipe), **(about or {}), **terms(recipe)},
     )
 
 

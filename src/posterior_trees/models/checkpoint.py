@@ -16,6 +16,7 @@ from posterior_trees import store
 from posterior_trees.errors import ModelError
 from posterior_trees.guarantee.certificate import PREFIX, Guarantee
 from posterior_trees.models.build import build_predictor, check_own, outline, terms
+from posterior_trees.models.card import ABOUT, card_of
 from posterior_trees.models.hub import fetch, is_address
 from posterior_trees.predictor import TreePredictor
 from posterior_trees.recipe import Recipe, parse_resolved, write_recipe
@@ -26,7 +27,7 @@ CERTIFIED = 2
 """Schema of a file that holds a guarantee: older versions would take its tensors for weights."""
 Tensors = dict[str, torch.Tensor]
 Shapes = Mapping[str, tuple[int, ...]]
-FORM = {"model": int, "recipe": str, "about": dict}
+FORM = {"model": int, "recipe": str, "about": ABOUT}
 """Of the facts; a guarantee, if there is one, has its own."""
 SHIPPED = ("digits", "cells")
 """Models inside the package, for `load`."""
@@ -75,11 +76,14 @@ def load(
         check_own(predictor, recipe)
         check_layout(predictor.network, shapes, str(file))
     weights, kept = read_tensors(file)
-    predictor.about = {**facts["about"], **terms(recipe)}
+    predictor.about = {"card": card_of(recipe), **facts["about"], **terms(recipe)}
     predictor.network.load_state_dict(weights)
     predictor.to(device=device or best_device(), dtype=dtype)
     if "guarantee" in facts:  # whether it holds for this dtype is looked at when it predicts
-        predictor._guarantee = Guarantee.of(kept, facts["guarantee"])
+        try:
+            predictor._guarantee = Guarantee.of(kept, check(facts["guarantee"], dict, "the facts"))
+        except (ValueError, TypeError, LookupError) as error:
+            raise ModelError(f"{file} has a guarantee that cannot be read: {error}") from error
     return predictor.eval().requires_grad_(False)
 
 

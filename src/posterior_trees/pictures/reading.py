@@ -79,7 +79,7 @@ class Reading(NamedTuple):
         measurement = predictor.measurement
         if self.digit:
             refuse_with_digit(self.adjustment, self.resize, self.is_clean is False, self.scale)
-            check_takes_digits(measurement, predictor.channels, predictor.name)
+            check_takes_digits(predictor)
         check_scale(self.scale, measurement)
         if self.is_clean and not measurement.is_computable:
             raise InputError(
@@ -231,7 +231,7 @@ def _check_size(pixels: Tensor | np.ndarray, predictor: Predictor, what: str) ->
     size = predictor.measurement.size
     if size and tuple(pixels.shape[-2:]) != size:
         have, want = times(pixels.shape[-2:]), times(size)
-        takes = takes_digits(predictor.measurement, predictor.channels)
+        takes = takes_digits(predictor)
         find = "for a photograph or a scan of a digit use `ptrees predict --digit`; else "
         raise InputError(
             f"{what} is {have} (height×width), the model takes {want}: {find if takes else ''}"

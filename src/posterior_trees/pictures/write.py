@@ -32,8 +32,8 @@ from posterior_trees.explore.content import SIDE
 from posterior_trees.explore.export import frame_content, inline_page
 from posterior_trees.figure import save_figure
 from posterior_trees.imaging.size import shrink
+from posterior_trees.models.card import describe_model
 from posterior_trees.pictures.answer import Answer, Tiling, answer, warn_of
-from posterior_trees.pictures.card import describe_model
 from posterior_trees.pictures.reading import Reading, read
 from posterior_trees.predictor import Predictor
 from posterior_trees.store import write_bytes, write_json

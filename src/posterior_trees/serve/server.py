@@ -197,7 +197,7 @@ def describe_server(predictor: Predictor, limits: Limits, proposed: Reading) -> 
     """What the page needs to know to ask for trees of new pictures; `digit` is null where the model
     is of something else, and `scale` where it takes one size."""
     measurement, adjustment = predictor.measurement, proposed.adjustment
-    is_of_digits = takes_digits(measurement, predictor.channels)
+    is_of_digits = takes_digits(predictor)
     is_clean = measurement.is_picture_clean if proposed.is_clean is None else proposed.is_clean
     return {
         "megabytes": limits.megabytes,

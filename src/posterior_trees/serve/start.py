@@ -7,8 +7,8 @@ from pathlib import Path
 from posterior_trees.assets import sample_digits
 from posterior_trees.errors import DataError
 from posterior_trees.explore.content import Measure
+from posterior_trees.models.card import says
 from posterior_trees.pictures.answer import answer, warn_of
-from posterior_trees.pictures.digits.find import takes_digits
 from posterior_trees.pictures.reading import Reading, read
 from posterior_trees.predictor import Predictor
 from posterior_trees.tree import Tree
@@ -32,7 +32,7 @@ def describe_start(
     reading.check(predictor)
     pictures = [read(file, predictor, reading) for file in files]
     names = [file.name for file in files]
-    if not files and takes_digits(predictor.measurement, predictor.channels):
+    if not files and says(predictor, "samples") == "digits":
         pictures = [read(digit, predictor) for digit in sample_digits(SAMPLES)]
         names = [f"digit {i + 1}" for i in range(len(pictures))]
     others = {name: _load_trees(file, len(pictures)) for name, file in rivals}

@@ -39,7 +39,8 @@ from posterior_trees.errors import DataError
 from posterior_trees.imaging.decode import Stored
 from posterior_trees.imaging.otsu import otsu
 from posterior_trees.imaging.regions import label, sizes
-from posterior_trees.measure import Measurement
+from posterior_trees.models.card import says
+from posterior_trees.predictor import Predictor
 
 SIDE, BOX, MIDDLE = 28, 20, 14.5
 """In pixels: MNIST's images, the longer side of a digit in them, and their middle (that of the
@@ -97,23 +98,26 @@ def find_digit(stored: Stored, name: str = "the picture") -> Float[np.ndarray, "
     return _place(_thicken(F.pad(digit, (margin,) * 4), margin), side + 2 * margin)[None]
 
 
-def takes_digits(measurement: Measurement, channels: int) -> bool:
-    """Whether a model fills a hole in grey pictures of 28×28."""
-    return measurement.size == (SIDE, SIDE) and channels == 1
+def takes_digits(predictor: Predictor) -> bool:
+    """Whether a model says that photographs of digits are made into its pictures, and has their
+    shape. (By its shape alone it may be of clothes.)"""
+    is_shape = predictor.measurement.size == (SIDE, SIDE) and predictor.channels == 1
+    return is_shape and says(predictor, "importer") == "digit"
 
 
-def check_takes_digits(measurement: Measurement, channels: int, name: str) -> None:
-    """Refuse a model that has no hole in grey pictures of 28×28."""
-    if takes_digits(measurement, channels):
+def check_takes_digits(predictor: Predictor) -> None:
+    """Refuse a model that does not say so."""
+    if takes_digits(predictor):
         return
+    measurement, channels = predictor.measurement, predictor.channels
     kind = {1: "grey", 3: "colour"}.get(channels, f"{channels} channels")
     size, fix = "pictures of any size", "leave --digit out"
     if measurement.size:
         size = "×".join(map(str, measurement.size))
         fix = "leave --digit out (--resize brings a picture to that size)"
     raise DataError(
-        f"--digit is for models that fill a hole in grey digits of {SIDE}×{SIDE}, as `digits` "
-        f"does; {name or 'this model'} predicts {size} in {kind}: {fix}"
+        f"--digit is for models whose card says that they take grey digits of {SIDE}×{SIDE}, as "
+        f"`digits` does; {predictor.name or 'this model'} predicts {size} in {kind}: {fix}"
     )
 
 

@@ -1,0 +1,111 @@
+"""What a model says of itself: a card in its header, written when it is trained.
+
+    task      what its measurement does, in words
+    takes     what its pictures show
+    credit    whom to thank for them
+    samples   the pictures of the package that it may be shown with ("digits")
+    importer  what makes its pictures of photographs ("digit")
+
+All but the task are those of the data that the recipe names (`data.registry`): a model of data that
+nobody knows has none of them. Nothing is guessed from a network's shape: clothes of 28×28 pixels
+are no digits.
+"""
+
+from types import GenericAlias
+from typing import Any
+
+from posterior_trees.assets import PAPER
+from posterior_trees.data.registry import find_known
+from posterior_trees.predictor import Predictor
+from posterior_trees.recipe import Recipe
+from posterior_trees.schema import Maybe
+
+SCORES = Maybe(GenericAlias(list, ({"depth": int, "mean": float},)))
+ABOUT = {
+    "card": dict[str, str],
+    "version": str,
+    "commit": str,
+    "date": str,
+    "terms": str,
+    "start": str,
+    "train_names": str,
+    "input_brightness": (float, float),
+    "region_pixels": (float, float, float),
+    "calibration": dict,
+    "test": {"n": int, "model": str, "psnr": SCORES, "psnr_hole": SCORES, "nll": SCORES},
+}
+"""What a model's `about` may hold, of which types; there may be more, which nobody reads."""
+TITLES = {"psnr_hole": "PSNR of the hidden part", "psnr": "PSNR", "nll": "NLL"}
+
+
+def card_of(recipe: Recipe) -> dict[str, str]:
+    """The card of a model trained by this recipe."""
+    card, known = {"task": describe_task(recipe)}, find_known(recipe.data.name)
+    if known:
+        names = ("takes", "credit", "samples", "importer")
+        card |= {name: text for name in names if (text := getattr(known, name))}
+    return card
+
+
+def describe_task(recipe: Recipe) -> str:
+    """What the recipe's measurement does."""
+    spec = recipe.measurement
+    if spec.kind == "inpaint" and len(spec.rows) == len(spec.columns) == len(spec.of) == 2:
+        parts = []
+        for name, (first, last), side in zip(("rows", "columns"), (spec.rows, spec.columns),
+                                             spec.of, strict=True):  # fmt: skip
+            if (first, last) != (0, side - 1):
+                parts.append(f"{name} {first + 1} to {last + 1} of {side}")
+        return f"{' and '.join(parts).capitalize()} are hidden"
+    return {
+        "colorize": "Colour is lost",
+        "denoise": f"Noise of standard deviation {spec.sigma:g} is added",
+        "downsample": f"Blocks of {spec.factor}×{spec.factor} pixels become one",
+        "paired": f"{recipe.data.inputs or 'Edges'} becomes {recipe.data.targets or 'a picture'}",
+    }.get(spec.kind, "")
+
+
+def says(predictor: Predictor, key: str) -> str:
+    """What a model's card says of something; empty if nothing."""
+    return predictor.about.get("card", {}).get(key, "")
+
+
+def describe_model(predictor: Predictor) -> dict[str, str]:
+    """Words for a page's footer: the model, its scores and origin, the method, and whom to thank.
+
+    Scores are shown only if the model carries them: `about["test"]` is the table that
+    `ptrees evaluate --split test --json` writes, or as much of it as is known.
+    """
+    facts = predictor.about
+    made = [f"{key} {facts[key]}" for key in ("version", "commit", "date") if facts.get(key)]
+    words = {
+        "name": predictor.name or "Posterior tree",
+        "task": says(predictor, "task"),
+        "takes": says(predictor, "takes"),
+        "scores": _scores(facts.get("test") or {}),
+        "origin": f"Trained with posterior-trees {', '.join(made)}" if made else "",
+        "method": PAPER,
+        "data": says(predictor, "credit"),
+    }
+    if terms := facts.get("terms"):
+        words["terms"] = f"Trained on {terms}; the weights have the terms of their data"
+    return {key: text for key, text in words.items() if text}
+
+
+def title_of(predictor: Predictor) -> str:
+    task = predictor.name.replace("_", " ")
+    return f"Posterior trees: {task}" if task else "Posterior trees"
+
+
+def _scores(table: dict[str, Any]) -> str:
+    """The scores by depth: `PSNR of the hidden part 14.4 / 15.5 / 16.0 dB, …`."""
+    parts = []
+    for key, title in TITLES.items():
+        rows = [row for row in table.get(key) or () if {"depth", "mean"} <= row.keys()]
+        if means := [row["mean"] for row in rows if key != "nll" or row["depth"]]:
+            unit, digits = ("", 2) if key == "nll" else (" dB", 1)
+            parts.append(f"{title} {' / '.join(f'{mean:.{digits}f}' for mean in means)}{unit}")
+    if not parts:
+        return ""
+    count = f"{table['n']:,} test images" if "n" in table else "test images"
+    return f"Measured on {count}, by depth: {', '.join(parts)}"
