@@ -1,5 +1,6 @@
 """One picture has one tree, whoever asks for it."""
 
+import io
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch import Tensor
 
 from posterior_trees import (
     Colorize,
@@ -16,10 +18,12 @@ from posterior_trees import (
     Inpaint,
     Measurement,
     Paired,
+    Predictor,
     Tree,
     TreePredictor,
     UNet,
     cli,
+    grow,
 )
 from posterior_trees.pictures import tiles
 from posterior_trees.pictures.answer import Tiling, answer
@@ -103,6 +107,39 @@ def test_both_commands_agree_on_what_is_measured(kind: str, is_clean: bool, tmp_
     assert same(usual.tree, made.tree) == (
         is_clean == predictor.measurement.is_picture_clean or kind in ("hole", "colour", "own")
     )
+
+
+class Thirds:
+    """A predictor that is no network: the picture, and a third more and less light."""
+
+    name, channels, branching, multiple, padding = "thirds", 1, (3,), 1, "zeros"
+    device = torch.device("cpu")
+
+    def __init__(self, measurement: Measurement) -> None:
+        self.measurement, self.about = measurement, {}
+
+    def __call__(self, y: Tensor) -> Tree:
+        leaves = self.measurement.naive(y)[:, None] + torch.tensor([-1, 0, 1]).view(3, 1, 1, 1) / 3
+        return grow(leaves, torch.zeros(len(y), 3).log_softmax(1), 3)
+
+    def with_measurement(self, measurement: Measurement) -> "Thirds":
+        return Thirds(measurement)
+
+
+def test_any_predictor_serves_in_every_way(tmp_path: Path) -> None:
+    predictor, file = Thirds(KINDS["hole"]), save(tmp_path / "a.png", "small")
+    assert isinstance(predictor, Predictor)
+    _, folder = predict_files(predictor, [file], tmp_path / "out")
+    made = ask(predictor, file.read_bytes(), "a")
+    assert same(Tree.load(folder / "tree.safetensors"), made.tree)
+    cut = answer(Thirds(KINDS["own"]), read(torch.rand(1, 40, 50), predictor=Thirds(KINDS["own"])),
+                 Tiling(32, 8))  # fmt: skip
+    assert (cut.tree.shape, len(cut.parts)) == ((1, 40, 50), 4)
+    stream = io.BytesIO()
+    Image.fromarray(255 * np.eye(16, 20, dtype=np.uint8)).save(stream, "PNG")
+    other = ask(predictor, file.read_bytes(), "a", hole=stream.getvalue())
+    assert "not the hole" in other.remarks["note"]
+    assert torch.equal(other.y[0, 0] == 0.5, torch.eye(16, 20).bool())
 
 
 def test_numbers_of_a_leaf_are_those_of_the_whole_picture(tmp_path: Path) -> None:

@@ -180,6 +180,15 @@ def test_measurements_describe_themselves():
     assert users == {f"{LIBRARY}.{name}" for name in asking}
 
 
+def test_who_only_predicts_asks_for_no_class():
+    """… but for the protocol `Predictor`; a `TreePredictor` has more than that."""
+    asking = ("pictures", "serve", "evaluation.examples", "demo", "cli.predict", "cli.explore")
+    names = [n for n in MODULES if n.startswith(tuple(f"{LIBRARY}.{part}" for part in asking))]
+    assert len(names) > 20
+    users = {n for n in names if re.search(r"\bTreePredictor\b", MODULES[n].read_text("utf-8"))}
+    assert users == set()
+
+
 def test_only_one_module_compiles():
     """The others ask it, so that none forgets the option that keeps results right."""
     users = {name for name, file in MODULES.items() if "torch.compile(" in file.read_text("utf-8")}

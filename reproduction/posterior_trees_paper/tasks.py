@@ -36,7 +36,7 @@ from posterior_trees.evaluation.examples import save_examples
 from posterior_trees.evaluation.score import report, score, seconds_per_image
 from posterior_trees.metrics import summarize
 from posterior_trees.models.checkpoint import export_model, load, load_recipe
-from posterior_trees.predictor import TreePredictor
+from posterior_trees.predictor import Predictor
 from posterior_trees.recipe import Recipe, read_recipe
 from posterior_trees.training.run import read_log
 from posterior_trees.training.trainer import fit
@@ -196,7 +196,7 @@ def judge(recipe: Recipe, run: Path, out: Path, images: ImageSet) -> dict[str, A
     return row | gains(scores, run.name, out, images.names, groups)
 
 
-def has_small_hole(predictor: TreePredictor) -> bool:
+def has_small_hole(predictor: Predictor) -> bool:
     """Whether a figure of whole pictures shows mostly what is known."""
     hole = predictor.measurement.hole
     return hole is not None and hole.float().mean().item() < SMALL

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from posterior_trees.metrics import entropy, nll, psnr
     from posterior_trees.models.checkpoint import load
     from posterior_trees.networks import UNet
-    from posterior_trees.predictor import TreePredictor, wrap
+    from posterior_trees.predictor import Predictor, TreePredictor, wrap
     from posterior_trees.tree import Node, Tree, grow
 
 __version__ = "0.1.0"
@@ -35,6 +35,7 @@ __all__ = [
     "Node",
     "Paired",
     "PosteriorTreesError",
+    "Predictor",
     "Tree",
     "TreePredictor",
     "UNet",
@@ -63,7 +64,7 @@ _HOMES = {
     "metrics": ("entropy", "nll", "psnr"),
     "models.checkpoint": ("load",),
     "networks": ("UNet",),
-    "predictor": ("TreePredictor", "wrap"),
+    "predictor": ("Predictor", "TreePredictor", "wrap"),
     "tree": ("Node", "Tree", "grow"),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}

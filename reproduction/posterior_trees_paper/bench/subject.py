@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from posterior_trees.errors import InputError
 from posterior_trees.models.build import build_predictor
-from posterior_trees.predictor import TreePredictor
+from posterior_trees.predictor import Predictor, TreePredictor
 from posterior_trees.recipe import Recipe, parse_recipe, read_recipe
 from posterior_trees.recipe.tasks import TASKS
 
@@ -66,7 +66,7 @@ def size_of(recipe: Recipe, fallback: tuple[int, int] = (64, 64)) -> tuple[int, 
     return (side, side) if side else fallback
 
 
-def random_measurement(predictor: TreePredictor, batch: int, size: tuple[int, int]) -> Tensor:
+def random_measurement(predictor: Predictor, batch: int, size: tuple[int, int]) -> Tensor:
     """Noise in the shape of measurements of images of `size`."""
     measurement = predictor.measurement
     hole = measurement.hole

@@ -17,7 +17,7 @@ from posterior_trees import store
 from posterior_trees.fast.graph import WARM_UP
 from posterior_trees.metrics import LEAST_ERROR, entropy, nll, psnr
 from posterior_trees.models.checkpoint import provenance
-from posterior_trees.predictor import TreePredictor
+from posterior_trees.predictor import Predictor
 from posterior_trees.tree import Tree, grow
 from posterior_trees_paper.baselines.calibration import (
     choose_directions,
@@ -48,7 +48,7 @@ class Comparison:
         self,
         folder: Path,
         inputs: Inputs,
-        predictor: TreePredictor,
+        predictor: Predictor,
         *,
         group: int = 10,
         seed: int = 0,
@@ -189,7 +189,7 @@ def best_psnr(tree: Tree, x: Tensor, mask: Tensor | None = None) -> Tensor:
     return torch.stack(values, dim=1)
 
 
-def root_psnr(predictor: TreePredictor, inputs: Inputs) -> Tensor:
+def root_psnr(predictor: Predictor, inputs: Inputs) -> Tensor:
     """PSNR `(b,)` of a predictor's root, over the hole where there is one: with a tree of depth 0,
     that of a network trained for the posterior mean alone."""
     batches = zip(inputs.x.split(64), inputs.y.split(64), strict=True)

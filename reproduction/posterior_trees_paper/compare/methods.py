@@ -16,7 +16,7 @@ from posterior_trees.clustering import hierarchical_kmeans
 from posterior_trees.data import ImageSet, find_groups, measured_batch
 from posterior_trees.errors import InputError
 from posterior_trees.measure import Measurement
-from posterior_trees.predictor import TreePredictor
+from posterior_trees.predictor import Predictor
 from posterior_trees.seeding import step_generator
 from posterior_trees.tree import Tree
 from posterior_trees_paper.baselines.folder import (
@@ -77,7 +77,7 @@ class Method:
 
 
 def choose_inputs(
-    predictor: TreePredictor,
+    predictor: Predictor,
     images: ImageSet,
     count: int | None = None,
     seed: int = 0,
@@ -93,7 +93,7 @@ def choose_inputs(
 
 
 def tree_method(
-    name: str, predictor: TreePredictor, settings: dict[str, Any], seen: int | None = None
+    name: str, predictor: Predictor, settings: dict[str, Any], seen: int | None = None
 ) -> Method:
     """Our way: one evaluation, no samples."""
 

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from posterior_trees.data import ImageSet
 from posterior_trees.evaluation.score import judge_each
-from posterior_trees.predictor import TreePredictor
+from posterior_trees.predictor import Predictor
 from posterior_trees.tree import Tree
 from posterior_trees_paper.studies import looks
 from posterior_trees_paper.studies.classifier import DigitReader
@@ -30,7 +30,7 @@ from posterior_trees_paper.studies.watch import free_share
 
 @torch.inference_mode()
 def examine(
-    predictor: TreePredictor,
+    predictor: Predictor,
     images: ImageSet,
     *,
     batch_size: int = 256,

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from posterior_trees.data import ImageSet, evenly_spaced, measured_batch
 from posterior_trees.evaluation.examples import predict_examples
-from posterior_trees.predictor import TreePredictor, evaluating
+from posterior_trees.predictor import Predictor, TreePredictor, evaluating
 from posterior_trees.training.run import read_log
 from posterior_trees.tree import Tree
 
@@ -73,7 +73,7 @@ class LeafWatch:
         }
 
 
-def free_share(predictor: TreePredictor) -> float:
+def free_share(predictor: Predictor) -> float:
     """Factor from a mean over all pixels to one over the hole: what is known has no error."""
     hole = predictor.measurement.hole
     return 1.0 if hole is None else hole.numel() / int(hole.sum())

@@ -7,13 +7,13 @@ import torch
 
 from posterior_trees.data import ImageSet, evenly_spaced, measured_batch
 from posterior_trees.errors import InputError
-from posterior_trees.predictor import TreePredictor, evaluating
+from posterior_trees.predictor import Predictor, evaluating
 from posterior_trees.tree import Tree
 
 
 @torch.inference_mode()
 def predict_examples(
-    predictor: TreePredictor, images: ImageSet, indices: Sequence[int], seed: int = 0
+    predictor: Predictor, images: ImageSet, indices: Sequence[int], seed: int = 0
 ) -> tuple[Tree, torch.Tensor, torch.Tensor]:
     """Trees, measurements and truths of some images, on the CPU."""
     wrong = [i for i in indices if not 0 <= i < len(images)]
@@ -24,7 +24,7 @@ def predict_examples(
     return predictor(y).to("cpu"), y.cpu(), x.cpu()
 
 
-def around_hole(predictor: TreePredictor) -> tuple[slice, slice]:
+def around_hole(predictor: Predictor) -> tuple[slice, slice]:
     """Rows and columns of the hole that a model fills, and a margin: a sixteenth of the picture's
     longer side."""
     hole = predictor.measurement.hole
@@ -43,7 +43,7 @@ def around_hole(predictor: TreePredictor) -> tuple[slice, slice]:
 
 def save_examples(
     file: Path,
-    predictor: TreePredictor,
+    predictor: Predictor,
     images: ImageSet,
     *,
     indices: Sequence[int] | None = None,

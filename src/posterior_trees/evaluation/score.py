@@ -17,7 +17,7 @@ from posterior_trees.metrics import (
     per_depth,
     psnr,
 )
-from posterior_trees.predictor import TreePredictor
+from posterior_trees.predictor import Predictor, TreePredictor
 from posterior_trees.recipe import Recipe
 from posterior_trees.tree import Tree
 
@@ -26,7 +26,7 @@ SCHEMA = 1
 
 @torch.inference_mode()
 def score(
-    predictor: TreePredictor, images: ImageSet, *, batch_size: int = 256, seed: int = 0, watch=iter
+    predictor: Predictor, images: ImageSet, *, batch_size: int = 256, seed: int = 0, watch=iter
 ) -> dict[str, Tensor]:
     """Per-image values on the CPU: `psnr`, `psnr_hole`, `nll`, `entropy` (n, depth+1), the winning
     `leaf` (n,), the predicted `probs` of the leaves (n, leaves) and for pairs the `offset` (n, 2)
@@ -52,7 +52,7 @@ def score(
 
 def judge_each(
     judge: Callable[[Tree, Tensor], dict[str, Tensor]],
-    predictor: TreePredictor,
+    predictor: Predictor,
     images: ImageSet,
     *,
     batch_size: int,
@@ -70,7 +70,7 @@ def judge_each(
 
 
 def report(
-    predictor: TreePredictor,
+    predictor: Predictor,
     scores: dict[str, Tensor],
     *,
     model: str,
@@ -124,7 +124,7 @@ def leaf_table(scores: dict[str, Tensor]) -> list[dict[str, float | None]]:
 
 
 @torch.inference_mode()
-def seconds_per_image(predictor: TreePredictor, images: ImageSet, batch_size: int = 64) -> float:
+def seconds_per_image(predictor: Predictor, images: ImageSet, batch_size: int = 64) -> float:
     """Time of one tree in a batch, the best of a few after a warm-up."""
     first = torch.arange(min(batch_size, len(images)))
     _, y = measured_batch(images, first, predictor.measurement, 0, predictor.device)

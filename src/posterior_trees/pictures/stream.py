@@ -39,7 +39,7 @@ from posterior_trees.imaging.stored import Tiles
 from posterior_trees.imaging.tree_zarr import TreeWriter, all_nodes, put_in_place
 from posterior_trees.pictures.tiles import Tile, assign, check_tiles, cut, part_edges, place_tile
 from posterior_trees.pictures.window import Window
-from posterior_trees.predictor import TreePredictor, evaluating
+from posterior_trees.predictor import Predictor, evaluating
 from posterior_trees.store import write_bytes, write_json
 from posterior_trees.tree import Tree, grow, level_sizes
 
@@ -53,7 +53,7 @@ PLANE, UNCHANGED = Plane(), Adjustment()
 class Stream:
     """One picture on its way to `folder`; a copy that another process gets opens its own files."""
 
-    make_predictor: Callable[[], TreePredictor]
+    make_predictor: Callable[[], Predictor]
     path: Path
     folder: Path
     work: Path
@@ -70,7 +70,7 @@ class Stream:
         return {name: vars(self)[name] for name in self.__dataclass_fields__}
 
     @cached_property
-    def predictor(self) -> TreePredictor:
+    def predictor(self) -> Predictor:
         predictor = self.make_predictor()
         check_tiles(predictor, *self.sizes(predictor.multiple))
         return predictor

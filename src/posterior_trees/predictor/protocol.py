@@ -12,10 +12,17 @@ from posterior_trees.tree import Tree
 
 @runtime_checkable
 class Predictor(Protocol):
-    """Turns measurements into trees; a `TreePredictor` is one.
+    """Turns measurements into trees: what predicting, scoring, figures and the explorer ask for. A
+    `TreePredictor` is one; so is any object with these.
 
-    `name` is its task, `about` what it remembers of its training. A measurement's sides are padded
-    to a `multiple`, in the way of `padding`.
+    `name` is its task, `about` what it remembers of its training, and `measurement` what its
+    `channels` are measured by. Trees have the `branching`. Sides of a measurement are padded to a
+    `multiple`, in the way of `padding`.
+
+    >>> from posterior_trees import wrap
+    >>> predictor = wrap(torch.nn.Conv2d(1, 8, kernel_size=1), features=8, channels=1)
+    >>> isinstance(predictor, Predictor), predictor.branching
+    (True, (3, 3))
     """
 
     name: str
