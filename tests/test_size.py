@@ -83,10 +83,21 @@ def test_nothing_is_cut_off_by_scaling(size: tuple[int, int], tmp_path: Path) ->
     pixels = np.zeros(size, np.uint8)
     pixels[: max(1, size[0] // 4), : size[1] // 2] = 200
     file = save(tmp_path / "a.png", pixels)
-    for scale in (0.1, 0.25, 1.7):
+    for scale in (0.12, 0.3, 1.7):
         found = stored(file, scale)
         assert found.shape[1:] == scale_size(size, scale, "a")
         assert found.mean() == pytest.approx(pixels.mean(), rel=0.25)
+
+
+def test_a_third_is_the_mean_of_whole_blocks(tmp_path: Path) -> None:
+    """As a camera bins, and of files as of arrays; what is no whole block is left out."""
+    pixels = np.random.default_rng(0).integers(0, 65535, (37, 50)).astype(np.uint16)
+    for name in ("a.png", "a.tif"):
+        found = stored(save(tmp_path / name, pixels), scale=1 / 3)
+        means = pixels[:36, :48].reshape(12, 3, 16, 3).mean(axis=(1, 3))
+        np.testing.assert_array_equal(found[0], np.floor(means + 0.5))
+    assert stored(tmp_path / "a.png", scale=0.333).shape == (1, 12, 16)
+    assert stored(tmp_path / "a.png", scale=0.34).shape == (1, 13, 17)
 
 
 def test_resize_says_when_it_does_nothing(tmp_path: Path) -> None:

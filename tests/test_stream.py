@@ -20,6 +20,7 @@ from torch.nn import functional as F
 from posterior_trees import Downsample, Paired, Tree, TreePredictor
 from posterior_trees.errors import InputError
 from posterior_trees.imaging.adjust import Adjustment
+from posterior_trees.imaging.size import block_means
 from posterior_trees.imaging.source import Plane, open_source
 from posterior_trees.imaging.stored import open_tree
 from posterior_trees.imaging.tree_zarr import write_tree
@@ -27,7 +28,7 @@ from posterior_trees.networks import Leaves
 from posterior_trees.networks.padding import pad
 from posterior_trees.pictures.stream import KEPT, Stream, perform
 from posterior_trees.pictures.tiles import predict_tiled
-from posterior_trees.pictures.window import Window, block_means
+from posterior_trees.pictures.window import Window
 
 ALL = slice(None)
 ACTIN = Plane(channel="Actin")

@@ -12,8 +12,9 @@ if TYPE_CHECKING:
 def add_adjustment(parser: argparse.ArgumentParser) -> None:
     """What `pictures.reading.Reading` is made of: `--scale`, `--levels LO HI`, `--gamma` and
     `--invert`, in this order, or `--digit`; and `--clean` or `--measured`."""
-    parser.add_argument("--scale", type=float, default=1.0, metavar="FACTOR", help="bring it to "
-                        "the model's magnification, 0.5: half as high and wide [1]")  # fmt: skip
+    parser.add_argument("--scale", type=scale, default=1.0, metavar="FACTOR", help="bring it to "
+                        "the model's magnification, 1/2: half as high and wide, means of 2×2 "
+                        "pixels; auto: by the sizes of their pixels [1]")  # fmt: skip
     parser.add_argument("--levels", type=float, nargs=2, metavar=("LO", "HI"),
                         help="then stored values become black and white")  # fmt: skip
     parser.add_argument("--gamma", type=float, default=1.0, help="then raise to this power [1]")
@@ -27,6 +28,16 @@ def add_adjustment(parser: argparse.ArgumentParser) -> None:
                        "truth is known [noise, a lower resolution, another channel]")  # fmt: skip
 
 
+def scale(text: str) -> float | None:
+    """`0.5`, `1/2`, or None for `auto`."""
+    above, _, below = text.partition("/")
+    if text == "auto":
+        return None
+    if not (divisor := float(below or 1)):
+        raise ValueError(f"{text} divides by zero")
+    return float(above) / divisor
+
+
 def make_reading(arguments: argparse.Namespace, resize: bool) -> "Reading":
     """What the options do to a picture."""
     from posterior_trees.pictures.reading import Reading
@@ -34,6 +45,8 @@ def make_reading(arguments: argparse.Namespace, resize: bool) -> "Reading":
     names = ("digit", "scale", "levels", "gamma", "invert")
     is_clean = True if arguments.clean else False if arguments.measured else None
     options = {name: getattr(arguments, name) for name in names}
+    if hasattr(arguments, "axes"):
+        options["plane"] = make_plane(arguments)
     return Reading.of(resize=resize, is_clean=is_clean, **options)
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from posterior_trees.cli.model import add_model, load_model
 from posterior_trees.cli.options import add_device, print_paths
-from posterior_trees.cli.picture import add_adjustment, make_reading
+from posterior_trees.cli.picture import add_adjustment, add_plane, make_reading
 from posterior_trees.errors import InputError
 
 if TYPE_CHECKING:
@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 def add(commands: Any) -> None:
     predict = commands.add_parser("predict", help="trees of your own pictures")
     add_model(predict)
-    predict.add_argument("images", nargs="+", type=Path, metavar="IMAGE", help="your pictures")
+    predict.add_argument("images", nargs="+", type=Path, metavar="INPUT",
+                         help="pictures, stacks, OME-Zarr images or plates, folders")  # fmt: skip
+    add_plane(predict)
     predict.add_argument("--out", type=Path, required=True, help="folder to write")
     predict.add_argument(
         "--resize", action="store_true", help="cut and resize to the size that the model takes"
@@ -36,6 +38,7 @@ def add(commands: Any) -> None:
 
 
 def run_predict(arguments: argparse.Namespace) -> None:
+    from posterior_trees.imaging.fields import WELL_PATTERN, list_fields
     from posterior_trees.pictures.answer import Tiling
     from posterior_trees.pictures.nuclei.count import describe_counting
     from posterior_trees.pictures.write import PictureError, predict_files
@@ -44,18 +47,21 @@ def run_predict(arguments: argparse.Namespace) -> None:
     def warn(message: str) -> None:
         print(f"ptrees predict: {message}", file=sys.stderr)
 
+    pattern = arguments.well_pattern or WELL_PATTERN
+    fields = list_fields(arguments.images, arguments.filter, pattern)
     predictor = load_model(arguments, arguments.device)
+    predictor.about["called"] = arguments.model  # what messages call it
     remark = describe_counting(predictor) if arguments.count else ""
     if remark:
         warn(remark)
     try:
         written = predict_files(
             predictor,
-            arguments.images,
+            fields,
             arguments.out,
             make_reading(arguments, arguments.resize),
             Tiling(arguments.tile, arguments.overlap),
-            also=nucleus_counter(arguments),
+            also=nucleus_counter(arguments, len(fields) == 1),
             remark=remark,
             warn=warn,
             watch=track("predicting"),
@@ -68,7 +74,7 @@ def run_predict(arguments: argparse.Namespace) -> None:
         print_counts(written)
 
 
-def nucleus_counter(arguments: argparse.Namespace):
+def nucleus_counter(arguments: argparse.Namespace, is_one: bool):
     """What `predict --count` writes beside each tree; None without it."""
     if not arguments.count:
         if arguments.threshold is not None:
@@ -78,7 +84,7 @@ def nucleus_counter(arguments: argparse.Namespace):
     from posterior_trees.pictures.nuclei.report import KEPT, per_leaf, write_count
     from posterior_trees.progress import track
 
-    watch = track("counting nuclei") if len(arguments.images) == 1 else iter
+    watch = track("counting nuclei") if is_one else iter
 
     def count(made: "Answer", folder: Path, facts: dict) -> dict[str, list[int | None]]:
         tree = made.tree

@@ -12,6 +12,7 @@ import struct
 from collections.abc import Generator
 from contextlib import contextmanager
 from io import BufferedReader, BytesIO
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -61,6 +62,12 @@ def looks_like_image(start: bytes) -> bool:
     return any(accept(start) for accept in accepts if accept)
 
 
+def count_images(path: Path) -> int:
+    """How many images Pillow sees in a file."""
+    with path.open("rb") as file, _errors_name(str(path)), Image.open(file, formats=FORMATS) as i:
+        return getattr(i, "n_frames", 1)
+
+
 def read_header(file: BufferedReader | BytesIO, name: str) -> Header:
     """Size and depth of an image as `decode` will give it."""
     with _errors_name(name), Image.open(file, formats=FORMATS) as image:
@@ -106,6 +113,19 @@ def decode_raw(
             upright = Image.alpha_composite(white, upright.convert("RGBA"))
         array = np.asarray(fit(upright.convert("L" if channels == 1 else "RGB"), size, is_cut))
     return np.ascontiguousarray(array.reshape(*array.shape[:2], channels).transpose(2, 0, 1))
+
+
+def fit_values(
+    values: np.ndarray, name: str, channels: int, size: tuple[int, ...] = (), is_cut: bool = True
+) -> Stored:
+    """The same of a plane `(h, w)` that was not read by Pillow."""
+    if values.dtype == np.uint8:
+        grey = np.asarray(fit(Image.fromarray(values), size, is_cut))
+        return np.repeat(grey[None], channels, axis=0)
+    if values.dtype != np.uint16:
+        is_whole = values.dtype.kind in "iu" and abs(values.astype(np.int64)).max() < 2**31
+        values = values.astype(np.int32 if is_whole else np.float32)
+    return _deep(Image.fromarray(values), name, channels, size, is_cut)
 
 
 def fit(image: Image.Image, size: tuple[int, ...], is_cut: bool = True) -> Image.Image:

@@ -13,7 +13,8 @@ it counted them.
 import math
 from collections.abc import Sequence
 
-from jaxtyping import Float
+import numpy as np
+from jaxtyping import Float, Shaped
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -22,6 +23,8 @@ from posterior_trees.measure import Measurement
 
 SCALES = (1 / 16, 16.0)
 """The least and the greatest scale: beyond, a picture has no more to show."""
+ROUNDED = 0.002
+"""How far a scale may be from 1/2, 1/3 …: 0.333 is a third."""
 MEGAPIXELS = 178
 """Of a scaled picture; Pillow opens no file of more."""
 
@@ -41,8 +44,27 @@ def check_scale(scale: float | int, measurement: Measurement) -> None:
         )
 
 
+def block_of(size: Sequence[int], scale: float | int) -> int:
+    """The side of the blocks whose means a picture at 1/2, 1/3 … of its size is made of, as cameras
+    bin; 0 at other scales, and of pictures without a whole block."""
+    block = round(1 / scale)
+    is_whole = block > 1 and abs(block * scale - 1) < ROUNDED and min(size) >= block
+    return block if is_whole else 0
+
+
+def block_means(stored: Shaped[np.ndarray, "c h w"], block: int) -> Shaped[np.ndarray, "c _ _"]:
+    """Means of whole blocks; integers are rounded, and what is left over at the ends is cut off."""
+    c, (h, w) = len(stored), (side // block * block for side in stored.shape[1:])
+    parts = stored[:, :h, :w].reshape(c, h // block, block, w // block, block)
+    means = parts.mean(axis=(2, 4), dtype=np.float64)
+    means = means if stored.dtype == np.float32 else np.floor(means + 0.5)
+    return means.astype(stored.dtype)
+
+
 def scale_size(size: Sequence[int], scale: float | int, name: str) -> tuple[int, int]:
     """Height and width of the picture `name` after scaling."""
+    if block := block_of(size, scale):
+        return size[0] // block, size[1] // block
     height, width = (max(1, round(side * scale)) for side in size)
     if scale > 1 and height * width > 1e6 * MEGAPIXELS:
         raise DataError(

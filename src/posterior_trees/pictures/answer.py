@@ -94,7 +94,7 @@ def answer(
         return made
     return made.noted(
         _doubt(predictor, picture, see),
-        describe_magnification(tree, predictor, picture.reading.scale),
+        describe_magnification(tree, predictor, picture.reading.scale or 1.0),
     )
 
 

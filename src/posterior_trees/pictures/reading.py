@@ -9,28 +9,40 @@ its shape which channels it has, so wrong ones are an error.
 What is done to a file's values, and whether they then fit the model, is in `imaging/adjust.py`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from io import BytesIO
 from os import PathLike
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from posterior_trees.errors import DataError, InputError
+from posterior_trees.errors import DataError, InputError, MissingError
 from posterior_trees.imaging.adjust import SLACK, Adjustment, refuse_with_digit
-from posterior_trees.imaging.decode import Stored, decode_raw, read_header
+from posterior_trees.imaging.decode import Stored, count_images, decode_raw, fit_values, read_header
+from posterior_trees.imaging.ome_zarr import is_zarr
 from posterior_trees.imaging.pixels import to_float
 from posterior_trees.imaging.size import (
+    block_means,
+    block_of,
     caption_digit,
     caption_resize,
     check_scale,
     scale_size,
     times,
 )
+from posterior_trees.imaging.source import (
+    Plane,
+    choose_plane,
+    is_photograph,
+    open_source,
+    open_stack,
+)
+from posterior_trees.imaging.source import Source as PlaneOfFile
+from posterior_trees.imaging.tiff import is_tiff
 from posterior_trees.pictures.digits.find import check_takes_digits, find_digit, takes_digits
 from posterior_trees.predictor import Predictor
 
@@ -38,6 +50,7 @@ Source = str | PathLike[str] | bytes | np.ndarray | Tensor
 
 LUMA = (0.299, 0.587, 0.114)
 """ITU-R 601, as Pillow and so `imaging.decode` have it."""
+PLANE = Plane()
 
 
 class Reading(NamedTuple):
@@ -46,14 +59,17 @@ class Reading(NamedTuple):
     `resize` cuts the centre of a file and brings it to the size of a model that takes one only,
     `digit` finds the handwritten digit in it, and `scale` makes it larger or smaller for a model
     that takes any size. `is_clean` says whether the picture is the clean image, to be measured by
-    the model's own measurement, or the measurement; None: what such a model usually gets.
+    the model's own measurement, or the measurement; None: what such a model usually gets. `plane`
+    is which of a file's planes is meant, and a `scale` of None comes from the size of its pixels
+    and of the model's.
     """
 
     resize: bool = False
     digit: bool = False
-    scale: float | int = 1.0
+    scale: float | int | None = 1.0
     adjustment: Adjustment = Adjustment()
     is_clean: bool | None = None
+    plane: Plane = Plane()
 
     @classmethod
     def of(
@@ -61,26 +77,29 @@ class Reading(NamedTuple):
         *,
         resize: bool = False,
         digit: bool = False,
-        scale: float | int = 1.0,
+        scale: float | int | None = 1.0,
         levels: Sequence[float | int] | None = None,
         gamma: float | int = 1.0,
         invert: bool = False,
         is_clean: bool | None = None,
+        plane: Plane = PLANE,
     ) -> "Reading":
         r"""`levels` are the stored values (0 to 255, or to 65535) that become black and white, and
         `gamma` bends what is between:
         $v \mapsto \operatorname{clip}(\tfrac{v - lo}{hi - lo}, 0, 1)^\gamma$. A camera's 12 bits in
         a 16-bit file need them, and floating-point values beyond [0, 1]. `invert` then exchanges
         black and white."""
-        return cls(resize, digit, scale, Adjustment.of(levels, gamma, invert), is_clean)
+        return cls(resize, digit, scale, Adjustment.of(levels, gamma, invert), is_clean, plane)
 
     def check(self, predictor: Predictor) -> None:
         """Refuse what contradicts itself or the model."""
         measurement = predictor.measurement
         if self.digit:
-            refuse_with_digit(self.adjustment, self.resize, self.is_clean is False, self.scale)
+            scale = self.scale or 0.0
+            refuse_with_digit(self.adjustment, self.resize, self.is_clean is False, scale)
             check_takes_digits(predictor)
-        check_scale(self.scale, measurement)
+        if self.scale is not None:
+            check_scale(self.scale, measurement)
         if self.is_clean and not measurement.is_computable:
             raise InputError(
                 "this model was trained on pairs and cannot measure a clean picture: give it the "
@@ -88,15 +107,26 @@ class Reading(NamedTuple):
             )
 
 
+class Origin(NamedTuple):
+    """Where a picture comes from: the side of a pixel of the file in µm, if that is known, how many
+    of them a pixel of the picture is high and wide, and what changes when the file does."""
+
+    pixel_size: float | int | None
+    shrink: float
+    stamp: Mapping[str, Any]
+    channel: str = ""
+
+
 class Picture(NamedTuple):
     """A picture as the model takes it. `stored` are the values of a file (of a digit, what was
-    found), and `resized` says in words what became of its size."""
+    found), `resized` says in words what became of its size, and `origin` is where it was read."""
 
     name: str
     pixels: Float[Tensor, "b _ h w"]
     reading: Reading = Reading()
     stored: Stored | None = None
     resized: str = ""
+    origin: Origin | None = None
 
 
 def read(
@@ -117,10 +147,69 @@ def read(
         _check_size(pixels, predictor, name)
         return Picture(name, pixels, reading)
     name = name if isinstance(source, bytes) else str(source)
-    stored, have = _read_file(_open(source, name), predictor, reading, name)
+    plane = None if isinstance(source, bytes) else open_plane(source, predictor, reading.plane)
+    reading = reading._replace(scale=choose_scale(reading, plane, predictor))
+    if plane is None:
+        stored, have = _read_file(_open(source, name), predictor, reading, name)
+        stamp = {} if isinstance(source, bytes) else stamp_of(source)
+        known = reading.plane.pixel_size
+        channel = ""
+    else:
+        with plane:
+            stored, have = _read_plane(plane, predictor, reading, name)
+        known, stamp = plane.pixel_size and plane.pixel_size[0], plane.stack.stamp
+        channel = plane.channels[plane.channel]
     want = stored.shape[-2:]
     resized = caption_digit(have) if reading.digit else caption_resize(have, want)
-    return Picture(name, reading.adjustment.apply(stored, name), reading, stored, resized)
+    origin = Origin(known, 1 / (reading.scale or 1), stamp, channel)
+    pixels = reading.adjustment.apply(stored, name)
+    return Picture(name, pixels, reading, stored, resized, origin)
+
+
+def choose_scale(reading: Reading, plane: PlaneOfFile | None, predictor: Predictor) -> float | int:
+    """The scale that was asked for, or that which makes pixels as large as the model's."""
+    if reading.scale is not None:
+        return reading.scale
+    have = plane.pixel_size and plane.pixel_size[0] if plane else reading.plane.pixel_size
+    want = predictor.about.get("pixel_size")
+    if have and want:
+        scale = have / want
+        check_scale(scale, predictor.measurement)
+        return scale
+    called = predictor.about.get("called") or predictor.name or "this model"
+    lacks = [] if have else ["of the picture (none in the file: --pixel-size)"]
+    lacks += [] if want else [f"of the model ({called} has none: --scale)"]
+    raise InputError(f"--scale auto needs a pixel size {' and '.join(lacks)}")
+
+
+def stamp_of(path: str | PathLike[str]) -> dict[str, Any]:
+    about = Path(path).stat()
+    return {"bytes": about.st_size, "modified": about.st_mtime_ns}
+
+
+def open_plane(path: str | PathLike[str], predictor: Predictor, plane: Plane) -> PlaneOfFile | None:
+    """The plane of a microscope's file; None of a photograph, which Pillow reads."""
+    file = Path(path)
+    if not file.exists() or (file.is_dir() and not is_zarr(file)):
+        return None
+    plane = plane._replace(hint=str(predictor.about.get("input_channel") or "")
+                           or predictor.name.partition("_to_")[0])  # fmt: skip
+    is_told = plane._replace(hint="", pixel_size=None) != PLANE
+    if file.is_file() and not is_tiff(file):
+        return open_source(path, **plane._asdict()) if is_told else None
+    try:
+        stack = open_stack(path, plane.series)
+    except MissingError:
+        if is_told or file.is_dir() or count_images(file) > 1:
+            raise
+        return None  # Pillow reads plain TIFF without tifffile
+    if stack is None or (is_photograph(stack) and not is_told):
+        return open_source(path, **plane._asdict()) if is_told else None
+    try:
+        return choose_plane(stack, plane)
+    except BaseException:
+        stack.close()
+        raise
 
 
 def _open(source: str | PathLike[str] | bytes, name: str) -> BytesIO:
@@ -141,22 +230,51 @@ def _read_file(
 ) -> tuple[Stored, tuple[int, int]]:
     """The stored values `(c, h, w)`, as many channels and pixels as the model takes, and the
     picture's own height and width."""
+    wanted = _channels(predictor)
+    height, width, *_ = read_header(file, name)
+    file.seek(0)
+    if reading.digit:
+        return find_digit(decode_raw(file, name, 1), name), (height, width)
+    size, block = _size((height, width), predictor, reading, name)
+    stored = decode_raw(file, name, wanted, () if block else size, is_cut=reading.scale == 1)
+    stored = block_means(stored, block) if block else stored
+    _check_size(stored, predictor, name)
+    return stored, (height, width)
+
+
+def _read_plane(
+    plane: PlaneOfFile, predictor: Predictor, reading: Reading, name: str
+) -> tuple[Stored, tuple[int, int]]:
+    """The same of a microscope's file."""
+    wanted = _channels(predictor)
+    values = plane.read(slice(None), slice(None))
+    if reading.digit:
+        return find_digit(fit_values(values, name, 1), name), plane.shape
+    size, block = _size(plane.shape, predictor, reading, name)
+    stored = fit_values(values, name, wanted, () if block else size, is_cut=reading.scale == 1)
+    stored = block_means(stored, block) if block else stored
+    _check_size(stored, predictor, name)
+    return stored, plane.shape
+
+
+def _channels(predictor: Predictor) -> int:
     wanted = predictor.measurement.picture_channels(predictor.channels)[0]
     if wanted not in (1, 3):
         raise DataError(
             f"this model takes {wanted or 'any number of'} channels, a file has 1 or 3: give a "
             "tensor"
         )
-    height, width, *_ = read_header(file, name)
-    file.seek(0)
-    if reading.digit:
-        return find_digit(decode_raw(file, name, 1), name), (height, width)
-    size = predictor.measurement.size if reading.resize else ()
-    if reading.scale != 1:
-        size = scale_size((height, width), reading.scale, name)
-    stored = decode_raw(file, name, wanted, size, is_cut=reading.scale == 1)
-    _check_size(stored, predictor, name)
-    return stored, (height, width)
+    return wanted
+
+
+def _size(
+    have: tuple[int, int], predictor: Predictor, reading: Reading, name: str
+) -> tuple[tuple[int, ...], int]:
+    """The size to bring a picture to, () for its own, and the blocks whose means do that."""
+    scale = reading.scale or 1
+    if scale == 1:
+        return predictor.measurement.size or () if reading.resize else (), 0
+    return scale_size(have, scale, name), block_of(have, scale)
 
 
 def _from_tensor(tensor: Tensor, predictor: Predictor) -> Tensor:

@@ -4,10 +4,11 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float, Shaped
+from jaxtyping import Float
 from torch import Tensor
 
 from posterior_trees.imaging.adjust import Adjustment
+from posterior_trees.imaging.size import block_means
 from posterior_trees.imaging.source import Source
 
 
@@ -63,14 +64,3 @@ class Window(NamedTuple):
             places = np.abs(places)
             return np.where(places >= side, 2 * side - 2 - places, places)
         return places.clip(0, side - 1)
-
-
-def block_means(stored: Shaped[np.ndarray, "1 h w"], block: int) -> Shaped[np.ndarray, "1 _ _"]:
-    """Means of whole blocks, as cameras bin; integers are rounded, what is left over is cut off."""
-    if block == 1:
-        return stored
-    h, w = (side // block * block for side in stored.shape[1:])
-    parts = stored[0, :h, :w].reshape(h // block, block, w // block, block)
-    means = parts.mean(axis=(1, 3), dtype=np.float64)
-    means = means if stored.dtype == np.float32 else np.floor(means + 0.5)
-    return means.astype(stored.dtype)[None]

@@ -31,6 +31,7 @@ from posterior_trees.errors import InputError, words_for
 from posterior_trees.explore.content import SIDE
 from posterior_trees.explore.export import frame_content, inline_page
 from posterior_trees.figure import save_figure
+from posterior_trees.imaging.fields import Field, stem_of
 from posterior_trees.imaging.size import shrink
 from posterior_trees.models.card import describe_model
 from posterior_trees.pictures.answer import Answer, Tiling, answer, warn_of
@@ -57,7 +58,7 @@ class PictureError(InputError):
 
 def predict_files(
     predictor: Predictor,
-    files: Sequence[str | PathLike[str]],
+    files: Sequence[str | PathLike[str] | Field],
     out: str | PathLike[str],
     reading: Reading | None = None,
     tiling: Tiling | None = None,
@@ -83,6 +84,7 @@ def predict_files(
             "--resize does nothing here: it is for models of one size, and this one takes any. "
             "--scale FACTOR makes a picture larger or smaller"
         )
+    fields = [f if isinstance(f, Field) else Field(Path(f), stem_of(Path(f))) for f in files]
     examples, folders, problems = [], [], []
     watch, watch_tiles = (iter, watch) if len(files) == 1 else (watch, iter)
 
@@ -90,13 +92,15 @@ def predict_files(
         return map(predict, watch_tiles(tiles))
 
     with _kept_if_used(out) as out:
-        for file, folder in watch(list(zip(files, _choose_folders(files, out), strict=True))):
+        for field, folder in watch(list(zip(fields, _choose_folders(fields, out), strict=True))):
+            file = field.path
             try:
                 picture = read(file, predictor, reading)
                 made = answer(predictor, picture, tiling, map=watched)
                 warn_of(picture, made, warn)
                 facts: dict = {"picture": str(file), "model": predictor.name}
-                facts |= {"scale": reading.scale} if reading.scale != 1 else {}
+                scale = picture.reading.scale
+                facts |= {"scale": scale} if scale != 1 else {}
                 examples.append(_write(folder, made.noted(remark), facts, also))
                 folders.append(folder)
             except Exception as error:
@@ -138,13 +142,13 @@ def make_folder(out: str | PathLike[str]) -> Path:
     return Path(out)
 
 
-def _choose_folders(files: Sequence[str | PathLike[str]], out: Path) -> list[Path]:
-    """A folder for each file, named by its stem: new, or one that holds an earlier tree. On some
+def _choose_folders(fields: Sequence[Field], out: Path) -> list[Path]:
+    """A folder for each field, named by it: new, or one that holds an earlier tree. On some
     systems `A` and `a` are one name, and dots at the ends of names mean something else."""
     folders: list[Path] = []
     taken = {"index.html"}
-    for file in files:
-        stem = Path(file).stem.strip(". ") or "picture"
+    for field in fields:
+        stem = field.name.strip(". ") or "picture"
         name, number = stem, 1
         while name.lower() in taken or _is_foreign(out / name):
             number += 1

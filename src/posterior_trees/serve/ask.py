@@ -45,7 +45,7 @@ def ask(
     limits, reading = limits or Limits(), reading or Reading()
     reading.check(predictor)
     size = check_pixels(content, name, limits)
-    if reading.scale != 1:
+    if reading.scale not in (None, 1):
         _check_area(scale_size(size, reading.scale, name), name, limits)
     picture = read(content, predictor, reading, name)
     is_clean, own = is_measured_here(predictor, picture), predictor.measurement
