@@ -70,6 +70,7 @@ class Tree:
         self.log_probs = tuple(log_probs)
         self.branching = tuple(int(k) for k in branching)
         self.guarantee: Any = None
+        self.p_values: Tensor | None = None
         if not len(self.images) == len(self.log_probs) == self.depth + 1:
             raise InputError(
                 f"a tree of depth {self.depth} has {self.depth + 1} levels, got "
@@ -230,6 +231,7 @@ class Tree:
             self.branching,
         )
         mapped.guarantee = self.guarantee
+        mapped.p_values = None if self.p_values is None else function(self.p_values)
         return mapped
 
     def save(self, file: str | PathLike[str]) -> None:

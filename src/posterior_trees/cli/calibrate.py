@@ -33,7 +33,10 @@ def add(commands: Any) -> None:
     parser.add_argument("--box", type=count, nargs=2, metavar=("H", "W"), help="size of the boxes "
                         "that may be chosen after looking [a quarter]")  # fmt: skip
     add_limit(parser, "evenly spaced ones [all]")
-    parser.add_argument("--seed", type=int, default=0, help="of the measurements [0]")
+    parser.add_argument("--whole", action="store_true", help="whole images, where the recipe takes "
+                        "windows of them")  # fmt: skip
+    parser.add_argument("--note", help="what the certificate should say of these images")
+    parser.add_argument("--seed", type=int, default=0, help="of folds and noise [0]")
     parser.add_argument("--bank", type=count, metavar="N", help="keep N images, for functions "
                         "nobody foresaw, in a file beside")  # fmt: skip
     parser.add_argument("--out", type=Path, help="write a copy of the model [into the model]")
@@ -69,7 +72,7 @@ def run(arguments: argparse.Namespace) -> None:
         options["fit"] = load_unseen(arguments, recipe, arguments.fit)
     watch = track("calibrating")
     judged = judge_images(predictor, images, groups, **options, watch=watch)
-    judged.about["split"] = arguments.split
+    judged.about.update(split=arguments.split, note=arguments.note or "")
     guarantee = judged.conclude()
     guarantee.check_level(arguments.level)
     describe(arguments, guarantee, judged)
@@ -90,10 +93,11 @@ def run(arguments: argparse.Namespace) -> None:
 
 def load_unseen(arguments: argparse.Namespace, recipe: Any, split: str) -> Any:
     """The images of a split; none of them may have been trained on, unless they fit scales."""
-    from posterior_trees.data import list_names, load_evaluation
+    from posterior_trees.data import list_names, load_evaluation, load_split
     from posterior_trees.data.splits import image_of
 
-    images = load_evaluation(recipe.data, arguments.data, split)
+    load = load_split if arguments.whole else load_evaluation
+    images = load(recipe.data, arguments.data, split)
     if split == "train":
         return images
     trained = set(list_names(recipe.data, arguments.data, "train"))
@@ -109,7 +113,7 @@ def describe(arguments: argparse.Namespace, guarantee: "Guarantee", judged: Any)
 
     level, nodes, facts = arguments.level, guarantee.facts["nodes"], guarantee.facts
     found = sizes_of(take(judged.rows, ~judged.fits), guarantee, level)
-    things = {"well": "wells", "file": "files"}.get(facts["kind"], "groups")
+    things = {"well": "wells", "file": "images"}.get(facts["kind"], "groups")
     units = f" in {guarantee.groups} {things}" if guarantee.groups else ""
     print(f"{guarantee.n:,} {arguments.split} images{units} give scores, "
           f"{facts['fitted_on']:,} fit the scales")  # fmt: skip
@@ -130,7 +134,7 @@ def describe(arguments: argparse.Namespace, guarantee: "Guarantee", judged: Any)
         print(f"  any box of {guarantee.grid.size[0]}×{guarantee.grid.size[1]}, chosen after "
               f"looking: {found['boxes.width']:.3g} wide")  # fmt: skip
     if "typical" in guarantee.scores:
-        print("  inputs unlike these are told (p ≤ 0.05 for 1 of 20 like them)")
+        print(f"  inputs unlike these are told by a p-value of at most {guarantee.least_p:.2g}")
     if arguments.fit == "train":
         print("the scales were fitted on trained images: promises hold, and are wider for it")
     print("Not promised: anything about one image or class of images (it holds on average), about "

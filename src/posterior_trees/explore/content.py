@@ -13,6 +13,7 @@ r"""Trees as data for the explorer: the one form that saved pages, the server an
         "truth_path": [0, 2, 7],                 node indices of the truth's greedy path, or null
         "levels": [[{"p": 1.0, "image": "data:…"}], [{"p": 0.4, …}, null, …], …],
         "measures": {"count": [3, 4, null, …]},  f(leaf) of every leaf, null for an absent one
+        "promise": {"level": 0.9, …},            of `Guarantee.for_page`; only where there is one
         "note": "",                              what to beware of, if anything; may be left out
         "resized": "",                           "resized from 512×512 to 256×256 (height×width)" or
                                                  the like, if it was; may be left out
@@ -104,6 +105,7 @@ def _describe(
         "truth_path": None if x is None else tree.descend(x[None].to(tree.root))[0].tolist(),
         "levels": levels,
         "measures": {str(title): _values(tree, f, str(title)) for title, f in measures.items()},
+        **({} if tree.guarantee is None else {"promise": tree.guarantee.for_page(tree)}),
     }
 
 

@@ -26,6 +26,7 @@ from posterior_trees.tree import Tree
 MODULES = (
     "state.js",
     "pixels.js",
+    "promise.js",
     "answers.js",
     "treeview.js",
     "viewer.js",

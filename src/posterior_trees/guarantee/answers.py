@@ -94,3 +94,6 @@ class Withdrawn(NamedTuple):
         raise GuaranteeError(self.reason)
 
     ball = interval = cut
+
+    def for_page(self, *_: Any) -> dict[str, str]:
+        return {"withdrawn": self.reason}

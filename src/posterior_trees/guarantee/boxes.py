@@ -19,6 +19,7 @@ of largest spread gets 0.81 on digits instead of 0.92. Images count as a page sh
 [0, 1] in 8 bits, so that Python and the page say the same.
 """
 
+import math
 from typing import NamedTuple
 
 import torch.nn.functional as F
@@ -78,11 +79,11 @@ class Grid(NamedTuple):
             start, whole = self.inside[axis], self.inside[axis + 2]
             low = min(max(box[axis] - start, 0), whole - 1)
             high = min(max(box[axis] + box[axis + 2] - start, low + 1), whole)
-            many = min(max(round((high - low) / size), 1), whole // size)
+            many = min(max(math.floor((high - low) / size + 0.5), 1), whole // size)
             stride = -(-size // step)  # side by side only where steps divide the size
             many = many if size % step == 0 else 1
             offset = (low + high - many * size) / 2
-            first = min(max(round(offset / step), 0), count - 1 - (many - 1) * stride)
+            first = min(max(math.ceil(offset / step - 0.5), 0), count - 1 - (many - 1) * stride)
             places.append([first + i * stride for i in range(many)])
             ends.append((start + first * step, many * size))
         numbers = [row * self.counts[1] + column for row in places[0] for column in places[1]]

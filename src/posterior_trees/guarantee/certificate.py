@@ -22,7 +22,7 @@ from posterior_trees.guarantee.measures import find_measure
 from posterior_trees.guarantee.numbers import Form, Measure, limits_of
 from posterior_trees.guarantee.prints import fingerprint_of, state_of
 from posterior_trees.guarantee.typical import Familiar, pooled_features
-from posterior_trees.predictor import TreePredictor, evaluating
+from posterior_trees.predictor import TreePredictor
 from posterior_trees.schema import check
 from posterior_trees.tree import Tree
 
@@ -35,6 +35,7 @@ FORM = {
     "guarantee": int,
     "predictor": str | None,
     "branching": list[int],
+    "shape": list[int],
     "n": int,
     "groups": int | None,
     "kind": str,
@@ -93,21 +94,41 @@ class Guarantee:
         if self.facts["predictor"] != fingerprint_of(predictor):
             raise GuaranteeError(OTHER)
 
-    def bound_to(self, predictor: TreePredictor) -> "Guarantee | Withdrawn":
-        """Itself, for the predictor that it was made for, as long as that does not change."""
+    def promise(self, predictor: TreePredictor, y: Float[Tensor, "b *shape"]) -> Tree:
+        """The predictor's trees with these promises, if it still is what they were made for and
+        the pictures are of their size, and with how typical `y` is."""
+        with pooled_features(predictor.network) as pooled:
+            tree = predictor.assemble(predictor.network(predictor.view(y)), y)
+        tree.guarantee = self._bound_to(predictor, tree)
+        if pooled and "typical" in self.scores and tree.guarantee is self:
+            tree.p_values = self._p_values(pooled[0].float())
+        return tree
+
+    def _bound_to(self, predictor: TreePredictor, tree: Tree) -> "Guarantee | Withdrawn":
         state = state_of(predictor)
         seen = _SEEN.get(predictor)
         if seen is None or seen[:2] != (id(self), state):
             fits = self.facts["predictor"] == fingerprint_of(predictor)
             seen = _SEEN[predictor] = (id(self), state, fits)
-        return self if seen[2] else Withdrawn(OTHER)
+        if not seen[2]:
+            return Withdrawn(OTHER)
+        size, have = ("×".join(map(str, shape[1:])) for shape in (self.facts["shape"], tree.shape))
+        if size == have:
+            return self
+        return Withdrawn(
+            f"the promises are about pictures of {size}, this one is {have}: calibrate on pictures "
+            "of that size"
+        )
 
-    def typical(self, predictor: TreePredictor, y: Float[Tensor, "b *shape"]) -> Tensor:
-        """The p-values of measurements; all features come from the predictor itself."""
-        self.check(predictor)
-        with evaluating(predictor), pooled_features(predictor.network) as pooled:
-            predictor(y)
-        return self.p_values(pooled[0].float())
+    def p_values_of(self, tree: Tree) -> Float[Tensor, "b"]:
+        if isinstance(tree.guarantee, Withdrawn):
+            raise GuaranteeError(tree.guarantee.reason)
+        if tree.p_values is None:
+            raise GuaranteeError(
+                "whether an input is typical is not known for this model: its network has no "
+                "ProbabilityHead (posterior_trees.networks), whose features are compared"
+            )
+        return tree.p_values
 
     def cut(self, tree: Tree, level: float, nodes: int | None = 3) -> list[Cut]:
         key = "leaves" if nodes is None else f"cut{nodes}"
@@ -144,12 +165,41 @@ class Guarantee:
             self._after(tree, box, level) if chosen == "after" else self._before(tree, box, level)
         )
 
-    def p_values(self, pooled: Float[Tensor, "b features"]) -> Float[Tensor, "b"]:
+    def _p_values(self, pooled: Float[Tensor, "b features"]) -> Float[Tensor, "b"]:
         """How typical inputs are, by what the probability head reads of them."""
-        known = self._scores("typical", "whether an input is typical")
+        known = self.scores["typical"]
         familiar = Familiar(*(self.fitted[f"familiar.{part}"] for part in Familiar._fields))
         groups = None if known.groups is None else known.groups.long()
         return p_values(known.values, familiar.distance(pooled.cpu()).float(), groups)
+
+    @property
+    def least_p(self) -> float:
+        """Inputs of at most this p-value are called unlike the calibration's: 1 of 20 that are
+        like them, or the fewest that so few groups can tell."""
+        return max(0.05, 1 - self.finest_level)
+
+    def for_page(self, tree: Tree, level: float = 0.9) -> dict[str, Any]:
+        """All that a page says of one image's tree, as JSON."""
+        if level > self.finest_level + 1e-9:
+            return {"withdrawn": f"{self.groups or self.n} groups or images allow no {level:g}"}
+        p = None if tree.p_values is None else tree.p_values[0].item()
+        named = {name: self.interval(tree, name, level) for name in self.facts["measures"]}
+        said: dict[str, Any] = {
+            "level": level,
+            "words": str(self.terms(level)),
+            "p": p,
+            "withdrawn": "",
+            "cut": [list(path) for path in self.cut(tree, level)[0].paths],
+            "radius": self.ball(tree, level).radius[0].item(),
+            "intervals": {k: [v.low[0].item(), v.high[0].item()] for k, v in named.items()},
+        }
+        if p is not None and p <= self.least_p:
+            said["withdrawn"] = f"unlike the calibration images (p = {p:.2g})"
+        if "boxes" in self.scores:
+            q, widths = self.scores["boxes"].quantile(level), self.fitted["boxes"].tolist()
+            grid = self.grid._asdict() | {"counts": self.grid.counts}
+            said["boxes"] = grid | {"q": q, "widths": widths}
+        return said
 
     def named(self, name: str) -> Measure:
         """The function behind a measure's name."""

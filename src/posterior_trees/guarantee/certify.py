@@ -95,7 +95,7 @@ def judge_images(
     plan = make_plan(predictor, images.shape, measures, box, nodes)
     rows = _judge_all(predictor, images, plan, seed, batch_size, watch)
     about = {"predictor": fingerprint_of(predictor), "data": fingerprint(images.names)}
-    about["branching"] = list(predictor.branching)
+    about |= {"branching": list(predictor.branching), "shape": list(images.shape)}
     about["kind"] = groups if isinstance(groups, str) else "file" if groups is None else "own"
     if fit is None:
         fits = drawn(labels, seed)
@@ -132,7 +132,7 @@ def judge_trees(
     plan = Plan(nodes, _named(measures), None, grid)
     rows = judge(trees, x, plan, labels)
     about = {"predictor": None, "data": None, "kind": "own" if groups else "image", "seed": seed}
-    about["branching"] = list(trees.branching)
+    about |= {"branching": list(trees.branching), "shape": list(trees.shape)}
     return Judged(rows, labels, drawn(labels, seed), plan, about)
 
 

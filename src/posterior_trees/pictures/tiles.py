@@ -36,6 +36,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from posterior_trees.errors import InputError
+from posterior_trees.guarantee.answers import Withdrawn
 from posterior_trees.networks.padding import pad
 from posterior_trees.predictor import Predictor, evaluating
 from posterior_trees.tree import Tree
@@ -101,7 +102,13 @@ def predict_tiled(
                 canvas = Canvas(tree, y.shape[-2:], padded.shape[-2:], zoom)
             canvas.add(tree, part)
     assert canvas is not None
-    return canvas.finish()
+    tree = canvas.finish()
+    if predictor.guarantee is not None:
+        tree.guarantee = Withdrawn(
+            "promises about pictures in one piece are none about a field of tiles: calibrate on "
+            "fields that were predicted in tiles (guarantee.certify.calibrate_trees, with groups)"
+        )
+    return tree
 
 
 def needs_tiles(predictor: Predictor, size: Sequence[int], tile: int | None) -> bool:

@@ -94,10 +94,9 @@ class TreePredictor(nn.Module):
         check_brightness(y)
         y = self.measurement.blank(y)
         check_values(y, self.measurement.noise)
-        tree = self.assemble(self.network(self.view(y)), y)
         if self._guarantee is not None and not self.training:
-            tree.guarantee = self._guarantee.bound_to(self)
-        return tree
+            return self._guarantee.promise(self, y)
+        return self.assemble(self.network(self.view(y)), y)
 
     @torch.inference_mode()
     def typical(self, y: Float[Tensor, "b *shape"]) -> Float[Tensor, "b"]:
@@ -107,7 +106,8 @@ class TreePredictor(nn.Module):
             raise GuaranteeError(
                 "nothing is known of what this model was calibrated on: run ptrees calibrate"
             )
-        return self._guarantee.typical(self, y)
+        with evaluating(self):
+            return self._guarantee.p_values_of(self(y))
 
     def view(self, y: Float[Tensor, "b *shape"]) -> Tensor:
         """What the network sees of `y`: an image padded to a size it can take."""

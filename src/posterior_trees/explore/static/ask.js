@@ -2,6 +2,7 @@
 // is; for two boxes also both at once; and the distribution of every measure over the leaves.
 
 import { jointTable, labelOf, sharedBits } from "./answers.js";
+import { boxWords } from "./promise.js";
 import {
   $, data, element, percent, sizeOf, state, treeOn, treesOf, update,
 } from "./state.js";
@@ -56,7 +57,9 @@ function questionCard(answers, box) {
   const title = element("h3", {}, element("b", { className: `tag box-${box}`, textContent: box + 1 }),
     ` ${says} `, fewer, more, close);
   const list = element("ol", {}, ...answers.map((answer, i) => answerItem(answer, i, box)));
-  return element("section", { className: "question" }, title, list);
+  const promised = boxWords(state.boxes[box], sizeOf()[1]);
+  const line = promised ? [element("p", { className: "promised", textContent: promised })] : [];
+  return element("section", { className: "question" }, title, list, ...line);
 }
 
 function answerItem(answer, i, box) {

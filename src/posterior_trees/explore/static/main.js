@@ -3,10 +3,11 @@
 import { answerBoxes } from "./answers.js";
 import { renderAnswers } from "./ask.js";
 import { loadPixels } from "./pixels.js";
+import { renderPromise } from "./promise.js";
 import { listenToShare } from "./share.js";
 import {
   $, branchingOf, childrenOf, data, element, example, likeliest, MODES, name, nodeAt, onRender,
-  parentOf, percent, readAddress, render, same, state, treesOf, update,
+  parentOf, percent, readAddress, render, same, state, treeOn, treesOf, update,
 } from "./state.js";
 import { renderTrees, visibleLevel } from "./treeview.js";
 import { addBox, preview, renderSides, renderViewer, startBox, toggleFlicker } from "./viewer.js";
@@ -66,7 +67,7 @@ function awaitPixels() {
 }
 
 for (const renderer of [renderFrame, awaitPixels, renderRail, renderCrumbs, answerBoxes,
-  renderAnswers, renderTrees, renderViewer, renderSides]) onRender(renderer);
+  renderAnswers, renderPromise, renderTrees, renderViewer, renderSides]) onRender(renderer);
 
 // ---- keys -------------------------------------------------------------------------------------
 
@@ -92,6 +93,7 @@ const COMMANDS = {
   b: () => branchingOf().length && addBox(),
   c: () => update({ side: (state.side + 1) % treesOf().length }),
   z: () => update({ crop: !state.crop }),
+  p: () => treeOn().promise?.cut && update({ promise: !state.promise }),
   escape: () => ($("share").open ? closeMenu()
     : update({ boxes: [], counts: [0, 0], labels: [[], []], flicker: null })),
   "?": () => $("help").showModal(),
@@ -147,6 +149,7 @@ function listen() {
     if (event.detail) setTimeout(() => document.activeElement.blur());
   });
   $("crop").addEventListener("change", (event) => update({ crop: event.target.checked }));
+  $("promise").addEventListener("change", (event) => update({ promise: event.target.checked }));
   $("flicker").addEventListener("click", toggleFlicker);
   $("add-box").addEventListener("click", () => addBox());
   $("truth").addEventListener("click", COMMANDS.t);

@@ -23,6 +23,7 @@ export const state = {
   flicker: null, // the path that flickering shows now
   blend: 100,
   mode: "image",
+  promise: false, // grey out what is outside the cut
   crop: true, // thumbnails show only where siblings differ
   boxes: [], // questions: { x, y, w, h } in pixels of the image
   counts: [0, 0], // how many answers each box is asked for; 0: as many as there are
@@ -144,6 +145,7 @@ function writeAddress() {
   if (state.mode !== "image") parts.push(`mode=${state.mode}`);
   if (state.truth) parts.push("truth");
   if (!state.crop) parts.push("whole");
+  if (state.promise) parts.push("promise");
   if (state.measure) parts.push(`measure=${state.measure + 1}`);
   state.boxes.forEach(({ x, y, w, h }, i) => {
     const labels = (state.labels[i] ?? []).map((label) => encodeURIComponent(label ?? ""));
@@ -171,6 +173,7 @@ export function readAddress() {
   state.mode = MODES.includes(values("mode")[0]) ? values("mode")[0] : "image";
   state.truth = parts.includes("truth") && Boolean(example().truth);
   state.crop = !parts.includes("whole");
+  state.promise = parts.includes("promise");
   state.measure = Math.max(0, Math.round(Number(values("measure")[0])) - 1 || 0);
   state.boxes = [];
   values("box").slice(0, 2).forEach(readBox);

@@ -3,6 +3,7 @@
 
 import { mixOf, labelOf } from "./answers.js";
 import { boxAround, cropOf, spreadOf } from "./pixels.js";
+import { standing } from "./promise.js";
 import {
   $, branchingOf, childrenOf, describe, drawnChildren, element, example, isOfTruth, isPrefix, name,
   nameOfSide, nodeAt, parentOf, pathOn, percent, same, sizeOf, state, treeOn, treesOf, update,
@@ -179,6 +180,9 @@ function dressNode(view, made, box) {
   made.style.height = `${h}px`;
   made.style.transform = `translate(${middle - w / 2}px, ${top}px)`;
   made.classList.toggle("on-path", isPrefix(path, selected));
+  const stands = standing(path, tree);
+  made.classList.toggle("ring", stands === "ring");
+  made.classList.toggle("outside", stands === "outside");
   made.classList.toggle("tiny", h < 44);
   made.classList.toggle("tight", room < 48);
   made.classList.toggle("of-truth", state.truth && path.length > 0 && isOfTruth(path, tree));
@@ -202,6 +206,7 @@ function dressNode(view, made, box) {
   }));
   const words = mix.map((share, answer) => `${labelOf(0, answer)} ${percent(share)}`);
   made.title = words.join(", ");
+  if (stands) words.push(stands === "ring" ? "in the cut" : "outside the cut");
   made.setAttribute("aria-label", [describe(path, side), ...words].join(", "));
 }
 

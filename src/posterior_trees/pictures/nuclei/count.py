@@ -122,6 +122,13 @@ def count_nuclei(
     return Count(threshold, smallest, len(parts), mean, spread, together, leaves, nuclei)
 
 
+def count_in(image: Float[Tensor, "1 h w"], threshold: float | int | None = None) -> int:
+    """The nuclei of one image by itself: the measure `nuclei` of a guarantee, whose threshold is
+    Otsu's in each leaf and in the truth."""
+    bright = max(otsu(image), FAINTEST) if threshold is None else threshold
+    return int(find_regions(image[0].double() > bright, SMALLEST).max())
+
+
 def describe_counting(predictor: Predictor) -> str:
     """What to think of the nuclei that are counted in a model's answers; empty for a model of
     pairs, as all models of a missing stain are."""

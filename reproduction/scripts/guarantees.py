@@ -1,0 +1,146 @@
+"""The numbers of results/guarantees: do promises hold, how much do they say, how long do they take?
+
+    python reproduction/scripts/guarantees.py DATA results/guarantees [--cache FOLDER]
+
+Digits: 10,000 test digits are judged once; 20 halvings by a hash of their names calibrate on one
+half (a third of which fits the scales) and judge the other. Cells: windows of the 16 wells that
+were not trained on, each well left out in turn; the scales are fitted on the training wells.
+"""
+
+import argparse
+import json
+import time
+from pathlib import Path
+
+import torch
+
+from posterior_trees import load
+from posterior_trees.data import evenly_spaced, load_evaluation
+from posterior_trees.guarantee.certify import calibrate, drawn, judge_images
+from posterior_trees.guarantee.conformal import quantile
+from posterior_trees.guarantee.judging import Judged, fit_scales, number_of, score_rows, take
+from posterior_trees.guarantee.report import diagnose, draw_report, sizes_of
+from posterior_trees.models.checkpoint import load_recipe, provenance
+from posterior_trees.progress import track
+from posterior_trees.seeding import unit_hash
+from posterior_trees.store import write_json
+
+LEVELS = (0.8, 0.9, 0.95)
+SPLITS = 20
+MEASURES = ["ink", "share=0.5", "box=7,11,6,6", "box=8,8,4,12"]
+
+
+def judge(name: str, split: str, data: str, groups: str, measures: list[str], box, cache, **kw):
+    """What is seen of a split, kept in the cache between runs."""
+    file = cache / f"{name}_{split}.pt" if cache else None
+    if file and file.exists():
+        return torch.load(file, weights_only=False)
+    predictor, spec = load(name, "cpu"), load_recipe(name).data
+    predictor.guarantee = None
+    images = load_evaluation(spec, data, split)
+    if split == "train":
+        images = images.subset(evenly_spaced(len(images), 160))
+        predictor.about.pop("train_names", None)  # here they only fit the scales
+    watch = track(f"judging {name}")
+    found = judge_images(predictor, images, groups, measures, box, watch=watch, **kw)
+    if file:
+        torch.save(found, file)
+    return found
+
+
+def digits(judged: Judged) -> dict:
+    """Coverage of the halves that did not calibrate, and sizes, by promise and level."""
+    labels = judged.labels
+    coverage: dict[str, list[list[float]]] = {}
+    sizes: list[dict[str, float]] = []
+    for split in range(SPLITS):
+        half = torch.tensor([unit_hash(label, f"acceptance {split}") < 0.5 for label in labels])
+        inside = [label for label, is_in in zip(labels, half.tolist(), strict=True) if is_in]
+        fits = drawn(inside, split)
+        part = Judged(take(judged.rows, half), inside, fits, judged.plan, judged.about)
+        found, rest = part.conclude(), take(judged.rows, ~half)
+        scores = score_rows(rest, judged.plan, found.fitted, found.facts["measures"])
+        for name, values in scores.items():
+            q = torch.tensor([found.scores[name].quantile(level) for level in LEVELS])
+            shares = (values <= q[:, None]).double().mean(dim=1).tolist()
+            coverage.setdefault(name, []).append([*shares, found.n, len(values)])
+        if split < 3:
+            sizes.append({level: sizes_of(rest, found, level) for level in LEVELS})
+    return {
+        "coverage": {name: _summary(rows) for name, rows in coverage.items()},
+        "sizes": {
+            level: {k: sum(s[level][k] for s in sizes) / len(sizes) for k in sizes[0][level]}
+            for level in LEVELS
+        },
+    }
+
+
+def _summary(rows: list[list[float]]) -> dict:
+    """Mean and extremes of the splits, and how many lie in the 95 % of what calibrating on n and
+    judging m images allow: the k-th of n, then a binomial number of m."""
+    table = torch.tensor(rows, dtype=torch.float64)
+    told = {}
+    for i, level in enumerate(LEVELS):
+        shares, n, m = table[:, i], table[:, -2], table[:, -1]
+        spread = (level * (1 - level) * (1 / (n + 2) + 1 / m)).sqrt()
+        within = ((shares - level).abs() <= 1.96 * spread).sum()
+        told[level] = {"mean": shares.mean(), "least": shares.min(), "most": shares.max()}
+        told[level] = {k: v.item() for k, v in told[level].items()} | {"in_band": int(within)}
+    return told
+
+
+def cells(judged: Judged, fit: Judged) -> dict:
+    """Every well left out in turn: the share of its windows covered, its vote being one."""
+    groups = number_of(judged.labels)
+    fitted, forms = fit_scales(fit.rows, None, judged.plan)
+    scores = score_rows(judged.rows, judged.plan, fitted, forms)
+    wells = groups.unique()
+    told = {}
+    for name, values in scores.items():
+        told[name] = {}
+        for level in (0.8, 0.9):
+            shares = []
+            for well in wells:
+                own = groups == well
+                q = quantile(values[~own], level, groups[~own])
+                shares.append((values[own] <= q).double().mean().item())
+            told[name][level] = sum(shares) / len(shares)
+    return {"wells": len(wells), "coverage": told}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("data")
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--cache", type=Path)
+    arguments = parser.parse_args()
+    out, cache = arguments.out, arguments.cache
+    torch.set_num_threads(2)
+    out.mkdir(parents=True, exist_ok=True)
+    judged = judge("digits", "test", arguments.data, "image", MEASURES, (6, 6), cache)
+    numbers = {"made": provenance(), "digits": digits(judged)}
+    found = judged.conclude()
+    told = diagnose(judged, found)
+    draw_report(out / "digits.png", told, "digits: 10,000 test images")
+    numbers["digits"] |= {"verdict": told.verdict, "z": told.z, "by_likeliest": told.by_group}
+    parts = [
+        judge("cells", split, arguments.data, "well", ["nuclei", "ink"], (24, 24), cache,
+              batch_size=8)
+        for split in ("validation", "test", "train")
+    ]  # fmt: skip
+    both = [torch.cat([p.rows[k] for p in parts[:2]]) for k in parts[0].rows]
+    rows = dict(zip(parts[0].rows, both, strict=True))
+    labels = parts[0].labels + parts[1].labels
+    no_fits = torch.zeros(len(labels), dtype=torch.bool)
+    windows = Judged(rows, labels, no_fits, parts[0].plan, parts[0].about)
+    numbers["cells"] = cells(windows, parts[2])
+    predictor, start = load("digits", "cpu"), time.perf_counter()
+    images = load_evaluation(load_recipe("digits").data, arguments.data, "test")
+    calibrate(predictor, images.subset(evenly_spaced(len(images), 1000)), measures=["ink"])
+    numbers["seconds_for_1000_digits"] = time.perf_counter() - start
+    write_json(out / "numbers.json", json.loads(json.dumps(numbers, default=lambda t: t.tolist())))
+    print(out / "numbers.json")
+
+
+if __name__ == "__main__":
+    main()
