@@ -174,3 +174,28 @@ def test_the_report_is_one_figure(world, capsys):
     calibrate(world, "--report", world / "r" / "report.png")
     assert (world / "r" / "report.png").is_file()
     assert "trees by themselves" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "units", "size"), [("digits", 3231, 250_000), ("cells", 11, 40_000)]
+)
+def test_shipped_models_carry_certificates_from_images_that_were_not_trained_on(name, units, size):
+    predictor = load(name, "cpu")
+    g = predictor.guarantee
+    assert g.groups or g.n == units
+    assert g.finest_level > 0.9
+    assert g.facts["split"] == "test"
+    assert g.facts["note"]
+    assert sum(tensor.nbytes for tensor in g.tensors().values()) < size
+    y = torch.rand(1, 1, *g.facts["shape"][1:], generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        tree = predictor(y)
+        assert tree.cut(0.9)[0].groups == g.groups
+        assert tree.interval("ink").high.item() <= 1
+        said = g.for_page(tree)
+        assert "no promise" not in said["words"]
+        assert said["withdrawn"].startswith("unlike the calibration images")
+        smaller = load(name, "cpu")(y[..., :-4, :]) if name == "cells" else None
+    if smaller is not None:
+        with pytest.raises(GuaranteeError, match=r"pictures of 260×348, this one is 256×348"):
+            smaller.cut()

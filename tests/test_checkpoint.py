@@ -286,7 +286,7 @@ def test_commands_take_a_network_of_ones_own(tmp_path, blob_folder, monkeypatch,
 def test_the_shipped_cells_are_those_of_the_recipe_and_carry_their_card():
     """Small, in bfloat16, both levels better than the one above, and one pass for a whole field."""
     file = find_model("cells")
-    weights, _ = store.read(file)
+    weights, _ = checkpoint.read_tensors(file)
     assert file.stat().st_size < 14e6
     assert {w.dtype for w in weights.values() if w.is_floating_point()} == {torch.bfloat16}
 

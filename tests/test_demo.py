@@ -124,7 +124,8 @@ def test_the_shipped_model_is_small_and_trained() -> None:
     file = Path(str(resources.files("posterior_trees") / "assets" / "digits.safetensors"))
     assert file.stat().st_size <= 14 * MEGABYTE
     with safe_open(file, framework="pt") as stored:
-        kinds = {stored.get_tensor(name).dtype for name in stored.keys()}  # noqa: SIM118
+        names = [name for name in stored.keys() if not name.startswith("guarantee.")]  # noqa: SIM118
+        kinds = {stored.get_tensor(name).dtype for name in names}
     assert kinds == {torch.bfloat16}
     predictor = load("digits", device="cpu")
     assert "input_brightness" in predictor.about

@@ -9,6 +9,7 @@ eleven wells give scores (the validation wells chose the epoch, and eight would 
 
 import sys
 from pathlib import Path
+from typing import Any
 
 from posterior_trees import load
 from posterior_trees.data import evenly_spaced, load_split
@@ -30,7 +31,7 @@ def certify(name: str, data: str) -> None:
     predictor = load(name, "cpu")
     predictor.guarantee = None
     images = load_split(spec, data, "test")
-    options = {"watch": track(f"calibrating {name}"), "batch_size": 50}
+    options: dict[str, Any] = {"watch": track(f"calibrating {name}"), "batch_size": 50}
     if name == "digits":
         unseen = [i for i in range(len(images)) if i not in SHOWN]
         images = images.subset([unseen[i] for i in evenly_spaced(len(unseen), 5000)])

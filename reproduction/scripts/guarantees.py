@@ -11,6 +11,7 @@ import argparse
 import json
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -52,7 +53,7 @@ def digits(judged: Judged) -> dict:
     """Coverage of the halves that did not calibrate, and sizes, by promise and level."""
     labels = judged.labels
     coverage: dict[str, list[list[float]]] = {}
-    sizes: list[dict[str, float]] = []
+    sizes: list[dict[float, dict[str, float]]] = []
     for split in range(SPLITS):
         half = torch.tensor([unit_hash(label, f"acceptance {split}") < 0.5 for label in labels])
         inside = [label for label, is_in in zip(labels, half.tolist(), strict=True) if is_in]
@@ -118,7 +119,7 @@ def main() -> None:
     torch.set_num_threads(2)
     out.mkdir(parents=True, exist_ok=True)
     judged = judge("digits", "test", arguments.data, "image", MEASURES, (6, 6), cache)
-    numbers = {"made": provenance(), "digits": digits(judged)}
+    numbers: dict[str, Any] = {"made": provenance(), "digits": digits(judged)}
     found = judged.conclude()
     told = diagnose(judged, found)
     draw_report(out / "digits.png", told, "digits: 10,000 test images")

@@ -94,7 +94,10 @@ def judge_images(
     labels = labels_of(images.names, groups)
     plan = make_plan(predictor, images.shape, measures, box, nodes)
     rows = _judge_all(predictor, images, plan, seed, batch_size, watch)
-    about = {"predictor": fingerprint_of(predictor), "data": fingerprint(images.names)}
+    about: dict[str, Any] = {
+        "predictor": fingerprint_of(predictor),
+        "data": fingerprint(images.names),
+    }
     about |= {"branching": list(predictor.branching), "shape": list(images.shape)}
     about["kind"] = groups if isinstance(groups, str) else "file" if groups is None else "own"
     if fit is None:
@@ -131,7 +134,8 @@ def judge_trees(
     grid = _grid(trees.shape, None, box)
     plan = Plan(nodes, _named(measures), None, grid)
     rows = judge(trees, x, plan, labels)
-    about = {"predictor": None, "data": None, "kind": "own" if groups else "image", "seed": seed}
+    about: dict[str, Any] = {"predictor": None, "data": None, "seed": seed}
+    about["kind"] = "own" if groups else "image"
     about |= {"branching": list(trees.branching), "shape": list(trees.shape)}
     return Judged(rows, labels, drawn(labels, seed), plan, about)
 

@@ -96,4 +96,4 @@ class _Named(NamedTuple):
     limits: tuple[float | None, float | None]
 
     def __call__(self, image: Tensor) -> float:
-        return self.function(image)
+        return float(self.function(image))
