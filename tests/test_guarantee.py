@@ -415,3 +415,28 @@ def test_digits_are_covered_as_promised():
         ink, found = x.double().mean(dim=(1, 2, 3)), tree.interval("ink")
         counts[2] += ((found.low <= ink) & (ink <= found.high)).sum()
     assert ((counts / 5000 > 0.88) & (counts / 5000 < 0.92)).all(), counts
+
+
+def test_a_field_of_tiles_has_no_promise_but_may_be_calibrated_as_such():
+    """Fields are drawn by wells; what is calibrated is what runs, tiles and all."""
+    from posterior_trees.pictures.tiles import predict_tiled
+
+    torch.manual_seed(0)
+    backbone = torch.nn.Conv2d(1, 6, 3, padding=1)
+    predictor = wrap(backbone, features=6, channels=1, branching=2, depth=2).eval()
+    x = torch.rand(24, 1, 40, 40, generator=torch.Generator().manual_seed(0))
+    tiny = ImageSet(
+        (255 * torch.rand(60, 1, 24, 24)).byte(), (255 * torch.rand(60, 1, 24, 24)).byte()
+    )
+    predictor.guarantee = calibrate(predictor, tiny)
+    field, _ = predict_tiled(predictor, x[:1], tile=24, overlap=8)
+    with pytest.raises(GuaranteeError, match="field of tiles: calibrate on fields"):
+        field.cut()
+    trees = [predict_tiled(predictor, y[None], tile=24, overlap=8)[0] for y in x]
+    fields = grow(
+        torch.cat([tree.leaves for tree in trees]),
+        torch.cat([tree.log_probs[-1] for tree in trees]),
+        predictor.branching,
+    )
+    fields.guarantee = calibrate_trees(fields, x, [f"well {i // 2}" for i in range(24)])
+    assert fields.cut(0.8)[0].groups is not None

@@ -102,13 +102,13 @@ def predict_tiled(
                 canvas = Canvas(tree, y.shape[-2:], padded.shape[-2:], zoom)
             canvas.add(tree, part)
     assert canvas is not None
-    tree = canvas.finish()
-    if predictor.guarantee is not None:
-        tree.guarantee = Withdrawn(
+    whole, parts = canvas.finish()
+    if tree.guarantee is not None:  # that of the last tile
+        whole.guarantee = Withdrawn(
             "promises about pictures in one piece are none about a field of tiles: calibrate on "
             "fields that were predicted in tiles (guarantee.certify.calibrate_trees, with groups)"
         )
-    return tree
+    return whole, parts
 
 
 def needs_tiles(predictor: Predictor, size: Sequence[int], tile: int | None) -> bool:
