@@ -1,16 +1,16 @@
 """The fast predictor is the plain one: same trees, the plain one untouched, no tree overwritten."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 from torch import nn
 
 from posterior_trees import UNet, load
-from posterior_trees.fast import predictor as fast_module
-from posterior_trees.fast.fold import FoldedUp, fold
+from posterior_trees.fast import accelerate
+from posterior_trees.fast.accelerate import is_narrow
+from posterior_trees.fast.fold import FoldedUNet
 from posterior_trees.fast.graph import LARGE
-from posterior_trees.fast.predictor import RECORDINGS, FastPredictor, copies, is_narrow
+from posterior_trees.fast.predictor import RECORDINGS, FastPredictor, copies
+from posterior_trees.fast.unet import FastUNet
 from posterior_trees.measure import Inpaint
 from posterior_trees.predictor import TreePredictor, wrap
 
@@ -36,18 +36,18 @@ def uncompiled():
 def test_written_out_weights_predict_the_same(is_disjoint):
     network = make_predictor(is_disjoint=is_disjoint).network.double()
     y = torch.rand(2, 3, 32, 48, dtype=torch.float64)
-    folded = fold(network)
+    folded = FoldedUNet(network)
     for got, expected in zip(folded(y), network(y), strict=True):
         torch.testing.assert_close(got, expected)
     convolutions = [part for part in folded.modules() if isinstance(part, nn.Conv2d)]
     assert {part.groups for part in convolutions} == {1}
-    assert sum(isinstance(part, FoldedUp) for part in folded.modules()) == 4
+    assert sum(hasattr(part, "enlarged") for part in convolutions) == 4
 
 
 def test_folding_copies():
     network = make_predictor().network
     before = {name: value.clone() for name, value in network.state_dict().items()}
-    for weight in fold(network).parameters():
+    for weight in FoldedUNet(network).parameters():
         assert not weight.requires_grad
         weight.zero_()
     assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
@@ -127,26 +127,53 @@ def test_on_cuda_a_point_estimate_is_as_fused_as_a_tree(monkeypatch, leaves, is_
     """Or their comparison would be one of two ways to run a network."""
     fused = pytest.importorskip("posterior_trees.fast.fused", exc_type=ImportError)
     network = UNet(3, 3, leaves, width=8, is_disjoint=is_disjoint)
-    somewhere = SimpleNamespace(device=torch.device("cuda"))
-    monkeypatch.setattr(network, "parameters", lambda: iter([somewhere]))
-    monkeypatch.setattr(fast_module, "has_kernels", lambda: True)
+    on_cuda(monkeypatch, accelerate.KERNELS)
     made = nn.Identity()
-    monkeypatch.setattr(fused, "FusedUNet", lambda network, dtype: made)
-    assert fast_module.as_fast(network, torch.bfloat16) is made
+    monkeypatch.setattr(fused, "FusedUNet", lambda network, dtype, by_leaf: made)
+    assert accelerate.for_prediction(network, torch.bfloat16) is made
 
 
-def test_on_cuda_kernels_are_asked_for_before_the_compiler_meets_them(monkeypatch):
-    """Of a network that is not wholly on our kernels too: they also normalise others."""
-    asked = []
-    monkeypatch.setattr(fast_module, "has_kernels", lambda: asked.append(True))
-    monkeypatch.setattr(fast_module, "fold", lambda network: network)
-    network = make_predictor(is_disjoint=False).network
-    somewhere = SimpleNamespace(device=torch.device("cuda"))
-    monkeypatch.setattr(network, "parameters", lambda: iter([somewhere]))
-    fast_module.as_fast(network, torch.float32)
-    assert not asked
-    fast_module.as_fast(network, torch.bfloat16)
-    assert asked
+def on_cuda(monkeypatch, kernels: frozenset[str]) -> None:
+    monkeypatch.setattr(accelerate, "_is_on_cuda", lambda network: True)
+    monkeypatch.setattr(accelerate, "kernels", lambda: kernels)
+
+
+def test_on_cuda_our_u_net_has_a_twin_and_nothing_else_has(monkeypatch):
+    """A network that somebody changed computes what it computes."""
+    network, changed = make_predictor().network, make_predictor().network
+    changed.decoder[0][1] = nn.Identity()
+    assert accelerate.accelerate(network) is network, "on the CPU"
+    on_cuda(monkeypatch, frozenset({"norm"}))
+    twin = accelerate.accelerate(network)
+    assert isinstance(twin, FastUNet)
+    assert (twin.plain, twin.has_norm, twin.by_leaf) == (network, True, False)
+    for other in (changed, nn.Conv2d(1, 1, 1)):
+        assert accelerate.accelerate(other) is other
+
+
+def test_an_accelerated_predictor_grows_the_same_trees(monkeypatch):
+    plain = make_predictor()
+    y = plain.measure(torch.rand(2, 3, 32, 32))
+    assert accelerate.accelerated(plain) is plain
+    on_cuda(monkeypatch, frozenset())
+    fast = accelerate.accelerated(plain)
+    torch.testing.assert_close(fast(y).leaves, plain(y).leaves)
+    assert isinstance(fast.network, FastUNet)
+    assert not isinstance(plain.network, FastUNet)
+
+
+@pytest.mark.parametrize(
+    ("kernels", "dtype", "has_norm"),
+    [({"norm", "leaf"}, torch.bfloat16, True), ({"norm"}, torch.float32, False),
+     ({"leaf"}, torch.bfloat16, False)],
+)  # fmt: skip
+def test_a_folded_network_is_normalised_by_kernels_in_half(monkeypatch, kernels, dtype, has_norm):
+    on_cuda(monkeypatch, frozenset(kernels))
+    made = accelerate.for_prediction(make_predictor().network, dtype)
+    assert isinstance(made, FoldedUNet)
+    assert (made.has_norm, made.by_leaf) == (has_norm, False)
+    assert made.plain.encoder[0][0].weight.dtype == dtype
+    assert {p.dtype for p in made.plain.head.parameters()} == {torch.float32}
 
 
 @pytest.mark.gpu

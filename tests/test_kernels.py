@@ -13,11 +13,12 @@ from torch.nn import functional as F
 from torch.profiler import profile
 
 from posterior_trees import UNet
+from posterior_trees.fast import accelerate, unet
 from posterior_trees.fast import predictor as fast
 from posterior_trees.fast.graph import Capture
-from posterior_trees.fast.grouped import aligned_conv, deal, parted
+from posterior_trees.fast.grouped import aligned_conv, parted
 from posterior_trees.measure import Inpaint
-from posterior_trees.networks.unet import LeafConv, UpConv
+from posterior_trees.networks.unet import deal
 from posterior_trees.predictor import TreePredictor
 
 pytest.importorskip(
@@ -27,11 +28,10 @@ from posterior_trees.fast import leafwise, norm
 from posterior_trees.fast.fused import FusedUNet
 from posterior_trees.fast.kernels import check, conv, predict, small
 from posterior_trees.fast.kernels import norm as kernels
-from posterior_trees.fast.kernels.check import check_kernels
 from posterior_trees.fast.kernels.conv import leaf_conv, leaf_up
 from posterior_trees.fast.kernels.plan import deal_out
 from posterior_trees.fast.packing import pack, pack_up
-from posterior_trees.networks import unet
+from posterior_trees.fast.unet import FastUNet
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 NEAR = {"rtol": 1e-4, "atol": 1e-4}
@@ -98,8 +98,7 @@ def test_a_leaf_meets_only_its_own_weights(leaves, into, out, height, width):
 
 @pytest.mark.parametrize(("leaves", "below", "skip"), [(9, 16, 8), (4, 6, 3), (2, 32, 32)])
 def test_enlarged_features_and_skip_maps_are_never_written(leaves, below, skip):
-    layer = UpConv(leaves * (below + skip), leaves * skip, 3, padding=1, bias=False, groups=leaves)
-    weight = layer.weight.detach().to(DEVICE)
+    weight = torch.randn(leaves * skip, below + skip, 3, 3, device=DEVICE) / 9
     features, maps_across = maps(2, leaves * below, 6, 8), maps(2, leaves * skip, 12, 16)
     of_features, of_skip = parted(weight, leaves)
     packed = pack_up(of_features, leaves), pack(of_skip, leaves)
@@ -294,7 +293,7 @@ def test_the_fused_network_predicts_the_same(
 @pytest.mark.parametrize("channels", [1, 3, 8])
 def test_a_fast_predictor_grows_the_plain_ones_trees(monkeypatch, channels):
     """From a hole whose sides the network cannot take, with zeros beside its channels."""
-    monkeypatch.setattr(fast, "as_fast", FusedUNet)
+    monkeypatch.setattr(fast, "for_prediction", FusedUNet)
     monkeypatch.setattr(fast, "compiled", lambda function, **_: function)
     hole = torch.zeros(7, 9, dtype=torch.bool, device=DEVICE)
     hole[2:5, 3:8] = True
@@ -312,6 +311,17 @@ def test_a_fast_predictor_grows_the_plain_ones_trees(monkeypatch, channels):
         fast.FastPredictor(plain, torch.float32, is_recorded=False)(y[:, :1].repeat(1, 2, 1, 1))
     with pytest.raises(ValueError, match=f"has 2 channels, this network takes {channels}"):
         FusedUNet(network, torch.float32)(torch.rand(1, 2, 8, 8, device=DEVICE))
+
+
+def test_without_kernels_by_leaf_cudnn_convolves(monkeypatch):
+    for name in ("leaf_conv", "leaf_up"):
+        monkeypatch.setattr(conv, name, lambda *_: pytest.fail("forbidden"))
+    network = UNet(1, 1, 2, width=32, steps=1).to(DEVICE).eval()
+    y = torch.rand(1, 1, 4, 4, device=DEVICE)
+    with torch.inference_mode():
+        got, expected = FusedUNet(network, torch.float32, by_leaf=False)(y), network(y)
+    near = {"rtol": 1e-3, "atol": 1e-3} if DEVICE == "cpu" else {"rtol": 0.05, "atol": 0.05}
+    torch.testing.assert_close(got.images, expected.images, **near)
 
 
 def test_a_shared_decoder_of_any_width_stays_cudnns(monkeypatch):
@@ -401,8 +411,8 @@ def test_each_normalisation_of_a_network_gets_its_own_rows(monkeypatch):
         nn.init.normal_(parameter, std=0.3)
     y = torch.randn(2, 1, 16, 16, dtype=torch.float64)
 
-    def learn() -> list[Tensor]:
-        images, log_probs = network(y)
+    def learn(form: nn.Module) -> list[Tensor]:
+        images, log_probs = form(y)
         loss = (images * wave(images)).sum() + (log_probs * wave(log_probs)).sum()
         return [images, *torch.autograd.grad(loss, list(network.parameters()))]
 
@@ -410,10 +420,10 @@ def test_each_normalisation_of_a_network_gets_its_own_rows(monkeypatch):
         weight, bias = (row[0] for row in rows)
         return F.leaky_relu(F.group_norm(maps, layer.num_groups, weight, bias, layer.eps), 0.2)
 
-    plain = learn()
-    monkeypatch.setattr(unet, "uses_kernels", lambda maps: True)
+    plain = learn(network)
+    monkeypatch.setattr(unet, "is_half", lambda maps: True)
     monkeypatch.setattr(unet, "normalize_and_activate", by_rows)
-    for found, expected in zip(learn(), plain, strict=True):
+    for found, expected in zip(learn(FastUNet(network, ["norm"])), plain, strict=True):
         torch.testing.assert_close(found, expected)
 
 
@@ -429,11 +439,11 @@ def test_outputs_that_align_a_convolution_are_cut_off(outputs):
 @pytest.fixture
 def wanted(monkeypatch):
     """The default: kernels where they can run, and there they have to."""
-    if torch.cuda.get_device_capability() not in norm.ROOMY:
+    if torch.cuda.get_device_capability() not in accelerate.ROOMY:
         pytest.skip("the GPU has too little shared memory for our kernels")
-    monkeypatch.setattr(norm, "_found", None)
+    monkeypatch.setattr(accelerate, "_works", None)
     monkeypatch.delenv("PTREES_KERNELS", raising=False)
-    assert norm.has_kernels()
+    assert accelerate.kernels() == accelerate.KERNELS
 
 
 @pytest.mark.gpu
@@ -446,7 +456,7 @@ def test_a_training_step_in_bfloat16_is_near_float32(wanted, c_init):
     def loss_and_gradients(device, dtype):
         network.to(device).zero_grad()
         with torch.autocast(device, dtype, enabled=dtype != torch.float32):
-            leaves = network(y.to(device))
+            leaves = accelerate.accelerate(network)(y.to(device))
         loss = (leaves.images.float() - target.to(device)).square().mean()
         loss = loss - 0.01 * leaves.log_probs.float()[:, 0].mean()
         loss.backward()
@@ -464,9 +474,9 @@ def test_a_training_step_in_bfloat16_is_near_float32(wanted, c_init):
 @pytest.fixture
 def capable(monkeypatch):
     """A computer that has never been asked, with a GPU that our kernels fit on."""
-    monkeypatch.setattr(norm, "_found", None)
+    monkeypatch.setattr(accelerate, "_works", None)
     monkeypatch.delenv("PTREES_KERNELS", raising=False)
-    monkeypatch.setattr(norm, "_capabilities", lambda: [(9, 0)])
+    monkeypatch.setattr(accelerate, "_capabilities", lambda: [(9, 0)])
     monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
     monkeypatch.setattr(check, "check_kernels", lambda device, dtype: None)
 
@@ -476,24 +486,24 @@ def capable(monkeypatch):
     [([], False), ([(8, 0)], True), ([(9, 0), (7, 5)], False), ([(8, 9)], False)],
 )
 def test_without_capable_gpus_plain_torch_does_it(monkeypatch, capable, gpus, expected):
-    monkeypatch.setattr(norm, "_capabilities", lambda: gpus)
-    assert norm.has_kernels() is expected
-    monkeypatch.setattr(norm, "_capabilities", lambda: [] if expected else [(9, 0)])
-    assert norm.has_kernels() is expected  # found out once
+    monkeypatch.setattr(accelerate, "_capabilities", lambda: gpus)
+    assert bool(accelerate.kernels()) is expected
+    monkeypatch.setattr(accelerate, "_capabilities", lambda: [] if expected else [(9, 0)])
+    assert bool(accelerate.kernels()) is expected  # found out once
 
 
 @pytest.mark.parametrize("missing", ["the user's wish", "Triton", "a C compiler"])
 def test_what_is_missing_is_missed_silently_and_nothing_is_tried(monkeypatch, capable, missing):
     monkeypatch.setattr(check, "check_kernels", lambda *_: pytest.fail("tried"))
     if missing == "Triton":
-        monkeypatch.setattr(norm, "find_spec", lambda name: None)
+        monkeypatch.setattr(accelerate, "find_spec", lambda name: None)
     elif missing == "a C compiler":
         monkeypatch.setattr(shutil, "which", lambda name: None)
     else:
         monkeypatch.setenv("PTREES_KERNELS", "0")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert not norm.has_kernels()
+        assert not accelerate.kernels()
 
 
 def test_kernels_that_fail_are_left_alone_with_a_warning(monkeypatch, capable):
@@ -502,7 +512,7 @@ def test_kernels_that_fail_are_left_alone_with_a_warning(monkeypatch, capable):
 
     monkeypatch.setattr(check, "check_kernels", refuse)
     with pytest.warns(UserWarning, match=r"slower: out of resource: shared memory \(PTREES"):
-        assert not norm.has_kernels()
+        assert not accelerate.kernels()
 
 
 def test_every_kind_of_kernel_proves_itself_whatever_the_mode():
@@ -543,34 +553,44 @@ def test_an_answer_that_is_not_a_number_is_wrong():
         check._compare("the answer", torch.tensor([1.0, float("nan")]), torch.ones(2))
 
 
-def test_the_compiler_may_be_the_first_to_ask(monkeypatch, capable):
-    monkeypatch.setattr(check, "PROBLEMS", (check._enlargement,))
-    tried, really = [], check_kernels
-    monkeypatch.setattr(
-        check, "check_kernels", lambda *_: tried.append(really(DEVICE, torch.float32))
-    )
-    torch.compiler.reset()
-    compiled = torch.compile(
-        lambda x: x + 1 if norm.has_kernels() else x + 2, backend="eager", fullgraph=True
-    )
-    assert [compiled(torch.zeros(())).item() for _ in range(2)] == [1, 1]
-    assert len(tried) == 1
+def test_kernels_are_chosen_by_name(monkeypatch, capable):
+    monkeypatch.setenv("PTREES_KERNELS", "norm,fused")
+    assert accelerate.kernels() == {"norm", "fused"}
+    monkeypatch.setenv("PTREES_KERNELS", "norm,cudnn")
+    with pytest.raises(ValueError, match="'norm,cudnn'; it is 0, 1 or some of fused, leaf, norm"):
+        accelerate.kernels()
 
 
-@pytest.mark.parametrize("found", [False, True])
-def test_what_a_computer_can_do_is_a_constant_for_the_compiler(monkeypatch, found):
-    monkeypatch.setattr(norm, "_found", found)
-    torch.compiler.reset()
-    compiled = torch.compile(
-        lambda x: x + 1 if norm.has_kernels() else x + 2, backend="eager", fullgraph=True
-    )
-    assert compiled(torch.zeros(())).item() == (1 if found else 2)
+@pytest.mark.parametrize("is_disjoint", [True, False])
+@pytest.mark.parametrize("kinds", [["norm", "leaf"], ["norm"], ["leaf"]])
+def test_a_training_step_on_the_kernels_has_the_gradients_of_the_plain_network(
+    monkeypatch, is_disjoint, kinds
+):
+    """In float32, which this test passes off as half; 16 channels a leaf fill a tile."""
+    network = UNet(1, 1, 2, width=32, steps=1, is_disjoint=is_disjoint).to(DEVICE)
+    for parameter in network.parameters():
+        nn.init.normal_(parameter, std=0.1)
+    y = torch.rand(2, 1, 4, 8, device=DEVICE)
+
+    def learn(form: nn.Module) -> list[Tensor]:
+        images, log_probs = form(y)
+        loss = (images * wave(images)).sum() + (log_probs * wave(log_probs)).sum()
+        return [images, *torch.autograd.grad(loss, list(network.parameters()))]
+
+    plain, used = learn(network), []
+    for module in (unet, leafwise):
+        monkeypatch.setattr(module, "HALF", (torch.float32,))
+    convolve_up = unet.convolve_up
+    monkeypatch.setattr(unet, "convolve_up", lambda *g: used.append("leaf") or convolve_up(*g))
+    for found, expected in zip(learn(FastUNet(network, kinds)), plain, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
+    assert bool(used) is ("leaf" in kinds and is_disjoint)
 
 
 @pytest.mark.gpu
 def test_thin_leaves_stay_dense_and_wide_ones_do_not(wanted):
     x = torch.zeros(1, 9 * 16, 8, 8, device="cuda", dtype=torch.bfloat16)
-    wide, thin = (LeafConv(9 * c, 9 * c, 3, groups=9).cuda() for c in (16, 8))
+    wide, thin = (nn.Conv2d(9 * c, 9 * c, 3, groups=9).cuda() for c in (16, 8))
     assert leafwise.is_worth_it(wide.weight, 9, x)
     assert leafwise.is_worth_it(wide.weight, 9, x[:, :72], x[:, 72:])
     assert not leafwise.is_worth_it(wide.weight, 9, x, x)  # zeros were added to the channels
@@ -581,7 +601,8 @@ def test_thin_leaves_stay_dense_and_wide_ones_do_not(wanted):
 @pytest.mark.gpu
 def test_a_step_on_the_kernels_can_be_recorded(wanted):
     """Nothing on its way is copied from the CPU or waits for the GPU: CUDA would not record it."""
-    network = UNet(3, 3, 9, width=9 * 16).cuda().to(memory_format=torch.channels_last)
+    plain = UNet(3, 3, 9, width=9 * 16).cuda().to(memory_format=torch.channels_last)
+    network = accelerate.accelerate(plain)
 
     def step(y: Tensor) -> Tensor:
         with torch.autocast("cuda", torch.bfloat16):

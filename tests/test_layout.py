@@ -36,9 +36,6 @@ ALLOWED = {
     ("posterior_trees.predictor.onepass", "posterior_trees.fast.predictor"),  # predictor.compile()
     ("posterior_trees.predictor.onepass", "posterior_trees.pictures.answer"),  # .predict(file)
     # to be mended, never to grow
-    ("posterior_trees.networks.unet", "posterior_trees.fast.grouped"),
-    ("posterior_trees.networks.unet", "posterior_trees.fast.leafwise"),
-    ("posterior_trees.networks.unet", "posterior_trees.fast.norm"),
 }
 """Conveniences that import to the right, inside a function."""
 RUNTIME = {"torch", "numpy", "scipy", "PIL", "safetensors", "sklearn", "matplotlib", "rich",

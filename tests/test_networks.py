@@ -1,5 +1,6 @@
 """Networks: sizes as in the paper, decoders truly disjoint, probabilities that normalise."""
 
+import hashlib
 import itertools
 import math
 
@@ -9,18 +10,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from posterior_trees import UNet, wrap
-from posterior_trees.fast.fold import fold
+from posterior_trees.fast import unet as fast
+from posterior_trees.fast.fold import FoldedUNet
+from posterior_trees.fast.grouped import block_diagonal, enlarging
+from posterior_trees.fast.unet import FastUNet
 from posterior_trees.measure import Denoise, Inpaint
-from posterior_trees.networks import Backbone, ProbabilityHead, unet
+from posterior_trees.networks import Backbone, ProbabilityHead
 from posterior_trees.networks.padding import crop, pad
-from posterior_trees.networks.unet import (
-    LeafConv,
-    UpConv,
-    block_diagonal,
-    deal,
-    enlarging,
-    norm_groups,
-)
+from posterior_trees.networks.unet import UpBlock, deal, norm_groups
 from posterior_trees.predictor import TreePredictor
 
 
@@ -58,6 +55,40 @@ def test_sizes_are_the_papers(in_channels, channels, c_init, millions):
     assert round(count(network) / 1e6, digits) == millions
 
 
+@pytest.mark.parametrize(
+    ("is_disjoint", "made", "numbers"),
+    [
+        (True, "33790db30fdfe2dd", [50.67883618363158, 24.969917065354966,
+                                    40.35547207839293, 59.25955914855056, 1445.4065530924174]),
+        (False, "34d0d49e96fa881a", [39.142848624157494, 23.174816424124398,
+                                     37.930730217397006, 59.809421533471486, 1469.28969829838]),
+    ],
+    ids=["disjoint", "shared"],
+)  # fmt: skip
+def test_names_weights_and_steps_are_those_of_the_network_that_trained_our_models(
+    is_disjoint, made, numbers
+):
+    """First weights to the bit, and two steps of training, as at commit a1bd969."""
+    torch.manual_seed(0)
+    network = UNet(2, 3, 4, width=12, steps=3, is_disjoint=is_disjoint, dropout=0.25)
+    digest = hashlib.sha256()
+    for name, value in network.state_dict().items():
+        digest.update(name.encode() + value.numpy().tobytes())
+    assert digest.hexdigest().startswith(made)
+    network.double()
+    torch.manual_seed(1)
+    nn.init.normal_(network.head.layers[-1].weight)
+    y, found = torch.rand(2, 2, 16, 24, dtype=torch.float64), []
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+    for _ in range(2):
+        images, log_probs = network(y)
+        (images.square().mean() - 0.1 * log_probs[:, 0].mean()).backward()
+        optimizer.step(), optimizer.zero_grad()
+        found += [images.norm().item(), log_probs.norm().item()]
+    found.append(sum(p.detach().square().sum() for p in network.parameters()).item())
+    assert found == pytest.approx(numbers, rel=1e-9)
+
+
 def test_encoder_widths_and_head_features_are_the_papers():
     """Channels c_init · K^d · (1, 2, 4, 8, 16), and the head sees d_f = 15 · c_init · K^d maps."""
     with torch.device("meta"):
@@ -67,9 +98,7 @@ def test_encoder_widths_and_head_features_are_the_papers():
     widths = [m.in_features for m in network.head.layers if isinstance(m, nn.Linear)]
     assert widths == [15 * 36, 256, 64]
     for block in [*network.encoder, *network.decoder]:
-        first, *others = [type(m) for m in block]
-        assert issubclass(first, LeafConv)
-        assert [LeafConv, *others] == [LeafConv, nn.GroupNorm, nn.LeakyReLU] * 2
+        assert [type(m) for m in block] == [nn.Conv2d, nn.GroupNorm, nn.LeakyReLU] * 2
         assert {m.negative_slope for m in block if isinstance(m, nn.LeakyReLU)} == {0.2}
 
 
@@ -140,10 +169,11 @@ def test_convolving_an_enlarged_image_is_a_transposed_convolution():
 @pytest.mark.parametrize("parts", [1, 3])
 def test_taking_in_skip_maps_without_joining_them_changes_nothing(parts):
     """The form used on CUDA has the same values and the same gradients."""
-    convolution = UpConv(18, 6, 3, padding=1, bias=False, groups=parts).double()
+    convolution = UpBlock(12, 6, groups=parts, decoders=parts).double()[0]
     below, skip = noise(2, 12, 3, 4).requires_grad_(), noise(2, 6, 6, 8, seed=1).requires_grad_()
     direction = noise(2, 6, 6, 8, seed=2)
-    outputs = [convolution(below, skip), convolution.without_joining(below, skip)]
+    joined = deal(F.interpolate(below, scale_factor=2), skip, parts)
+    outputs = [convolution(joined), FastUNet(make_unet()).up(convolution, 0, below, skip)[0]]
     torch.testing.assert_close(outputs[1], outputs[0])
     inputs = (below, skip, convolution.weight)
     plain, fast = (torch.autograd.grad((out * direction).sum(), inputs) for out in outputs)
@@ -418,19 +448,36 @@ def test_zeros_that_align_the_channels_change_nothing(
         if isinstance(layer, nn.GroupNorm):
             nn.init.normal_(layer.weight), nn.init.normal_(layer.bias)
     y, seen = torch.rand(2, 1, 8, 12, dtype=torch.float64), []
+    twin = FastUNet(network)
 
-    def run() -> list[Tensor]:
+    def run(form: nn.Module) -> list[Tensor]:
         network.zero_grad()
-        images, log_probs = network(y)
+        images, log_probs = form(y)
         (images.square().sum() + log_probs[:, 0].sum()).backward()
         return [images.detach(), log_probs.detach(), *[p.grad for p in network.parameters()]]
 
-    expected = [tensor.clone() for tensor in run()]
-    monkeypatch.setattr(unet, "is_fast_dense", lambda _: True)
-    monkeypatch.setattr(unet, "is_half", lambda _: True)
-    network.encoder[0].register_forward_hook(lambda *given: seen.append(given[-1].shape[1]))
-    for got, wanted in zip(run(), expected, strict=True):
-        torch.testing.assert_close(got, wanted)
-    assert seen == [widest]
-    folded = fold(network)
-    torch.testing.assert_close(folded(y).images, expected[0])
+    def assert_near(form: nn.Module) -> None:
+        for got, wanted in zip(run(form), expected, strict=True):
+            torch.testing.assert_close(got, wanted)
+
+    expected = run(network)
+    assert_near(twin)
+    monkeypatch.setattr(fast, "is_half", lambda _: True)
+    activate = fast.normalize_and_activate
+    see = lambda norm, maps, *more: seen.append(maps.shape[1]) or activate(norm, maps, *more)  # noqa: E731
+    monkeypatch.setattr(fast, "normalize_and_activate", see)
+    assert_near(twin)
+    assert seen[0] == widest
+    torch.testing.assert_close(FoldedUNet(network)(y).images, expected[0])
+
+
+def test_a_twin_has_the_very_weights_of_the_plain_network():
+    network = make_unet(dropout=0.5)
+    twin = FastUNet(network)
+    assert {*map(id, twin.parameters())} == {*map(id, network.parameters())}
+    y = noise(2, 1, 16, 16).float()
+    twin.eval()
+    assert not network.encoder[-1].training
+    with torch.no_grad():
+        network.to_image.bias += 1
+        torch.testing.assert_close(twin(y).images, network(y).images)

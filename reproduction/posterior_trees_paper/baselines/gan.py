@@ -21,6 +21,7 @@ Neither is MAT, the GAN of the paper's Table 1, which cannot be reproduced at th
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from jaxtyping import Float
@@ -28,8 +29,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from posterior_trees.errors import InputError
+from posterior_trees.fast.accelerate import accelerate
 from posterior_trees.fast.compiling import compiled
-from posterior_trees.fast.norm import has_kernels
 from posterior_trees.measure import Measurement
 from posterior_trees.networks.padding import crop, pad
 from posterior_trees.networks.unet import UNet
@@ -63,9 +64,8 @@ class GanModel(nn.Module):
         self.register_buffer("control", torch.ones(()))
 
     def forward(self, inputs: Float[Tensor, "b c h w"]) -> Float[Tensor, "b c2 h w"]:
-        """The generator's images, on CUDA in bfloat16, as trees and diffusion models are."""
-        with torch.autocast(inputs.device.type, dtype=torch.bfloat16, enabled=inputs.is_cuda):
-            return self.network(inputs).images[:, 0]
+        """The generator's images."""
+        return paint(self.network, inputs)
 
     def generate(
         self,
@@ -93,9 +93,15 @@ class GanModel(nn.Module):
         size = measurement.view(y[:1]).shape[-2:]
         z = torch.randn(len(many), NOISE_CHANNELS, *size, generator=generator, device=device)
         parts = zip(many.split(CHUNK), z.to(y).split(CHUNK), strict=True)
-        return torch.cat([self.generate(measurement, *part) for part in parts]).unflatten(
-            0, (-1, n)
-        )
+        forward = partial(paint, accelerate(self.network))
+        made = [self.generate(measurement, *part, forward) for part in parts]
+        return torch.cat(made).unflatten(0, (-1, n))
+
+
+def paint(network: nn.Module, inputs: Float[Tensor, "b c h w"]) -> Float[Tensor, "b c2 h w"]:
+    """A generator's images, on CUDA in bfloat16, as trees and diffusion models are."""
+    with torch.autocast(inputs.device.type, dtype=torch.bfloat16, enabled=inputs.is_cuda):
+        return network(inputs).images[:, 0]
 
 
 class Critic(nn.Sequential):
@@ -132,9 +138,8 @@ class GanLearner(ABC):
             make_adam(part.parameters(), recipe.optimizer, device, self.betas)
             for part in (model.critic, model.network)
         ]
-        if device.type == "cuda":
-            has_kernels()  # asked before the compiler, for which it is a constant
-        self.forward = compiled(model) if recipe.training.compile else model
+        generate = compiled(paint) if recipe.training.compile else paint
+        self.forward = partial(generate, accelerate(model.network))
 
     def draw(
         self, x: Float[Tensor, "b c h w"], y: Tensor | None, generator: torch.Generator

@@ -58,7 +58,7 @@ def bench_training(
     report = Report("train", conditions(device), settings)
     with _steppers(recipe, noise, device) as (steppers, precision):
         settings["precision"] = precision
-        groups = {name: _repeated(step, group) for name, step in steppers.items()}
+        groups = {name: repeated(step, group) for name, step in steppers.items()}
         for step in steppers.values():
             for _ in range(WARM_UP.get(device.type, 1)):
                 step()
@@ -92,14 +92,22 @@ def _steppers(
     with tempfile.TemporaryDirectory() as folder:
         steppers, precision = {}, ""
         for name, is_on in (("balancer off", False), ("balancer on", True)):
-            quiet = _quiet(recipe, is_on)
-            fabric = make_fabric(quiet, device.type)
-            precision = fabric.strategy.precision.precision
-            run = Run(f"{folder}/{name}", quiet)
-            torch.manual_seed(recipe.seed)
-            trainer = Trainer(quiet, build_predictor(quiet), noise, None, fabric, run)
-            steppers[name] = _next_step(trainer)
+            steppers[name], precision = stepper(
+                recipe, noise, device, f"{folder}/{name}", is_balanced=is_on
+            )
         yield steppers, precision
+
+
+def stepper(
+    recipe: Recipe, noise: ImageSet, device: torch.device, folder: str, *, is_balanced: bool
+) -> tuple[Callable[[], None], str]:
+    """A call that makes the next step of a training, and its precision."""
+    quiet = _quiet(recipe, is_balanced)
+    fabric = make_fabric(quiet, device.type)
+    torch.manual_seed(recipe.seed)
+    run = Run(folder, quiet)
+    trainer = Trainer(quiet, build_predictor(quiet), noise, None, fabric, run)
+    return _next_step(trainer), fabric.strategy.precision.precision
 
 
 def _next_step(trainer: Trainer) -> Callable[[], None]:
@@ -123,7 +131,7 @@ def _quiet(recipe: Recipe, is_balanced: bool) -> Recipe:
     )
 
 
-def _repeated(step: Callable[[], None], count: int) -> Callable[[], None]:
+def repeated(step: Callable[[], None], count: int) -> Callable[[], None]:
     def run() -> None:
         for _ in range(count):
             step()

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from posterior_trees.data import ImageSet, measured_batch
+from posterior_trees.fast.accelerate import accelerated
 from posterior_trees.metrics import (
     clamp_nll,
     displacement,
@@ -61,6 +62,7 @@ def judge_each(
 ) -> dict[str, Tensor]:
     """What `judge(tree, x)` says of the trees of all images, on the CPU, batch after batch."""
     rows: dict[str, list[Tensor]] = {}
+    predictor = accelerated(predictor)
     for indices in watch(torch.arange(len(images)).split(batch_size)):
         place = predictor.measurement, seed, predictor.device
         x, y = measured_batch(images, indices, *place)
@@ -126,6 +128,7 @@ def leaf_table(scores: dict[str, Tensor]) -> list[dict[str, float | None]]:
 @torch.inference_mode()
 def seconds_per_image(predictor: Predictor, images: ImageSet, batch_size: int = 64) -> float:
     """Time of one tree in a batch, the best of a few after a warm-up."""
+    predictor = accelerated(predictor)
     first = torch.arange(min(batch_size, len(images)))
     _, y = measured_batch(images, first, predictor.measurement, 0, predictor.device)
     times = []

@@ -27,7 +27,7 @@ import torch._functorch.config as tracing
 SAFE: dict[str, Any] = {"comprehensive_padding": False}
 JOINT: dict[str, Any] = {"max_pointwise_cat_inputs": 64}
 """Parts are joined by one kernel, not by a copy of each: a U-Net joins what all its normalisations
-have learned from every image (`networks/norm.py`)."""
+have learned from every image (`norm.py`)."""
 FEW_LAUNCHES: dict[str, Any] = {
     "realize_opcount_threshold": 1000,
     "realize_reads_threshold": 16,

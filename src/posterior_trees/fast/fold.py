@@ -1,54 +1,38 @@
 """A network for prediction only: what training computes from its weights anew, written out once.
 
-On CUDA a convolution grouped by leaf runs as a dense one (`unet.LeafConv`), and the enlarged,
-joined maps of a decoder are never made (`unet.UpConv`). Their weights are small functions of the
-trained ones. At batch 1 making them takes as many kernels as using them, so they are made here.
+The dense weights of `FastUNet` are small functions of the trained ones. At batch 1 making them
+takes as many kernels as using them, so they are made here.
 """
 
 import copy
+from typing import Any
 
-from jaxtyping import Float
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from posterior_trees.fast.grouped import block_diagonal, enlarging
-from posterior_trees.networks.unet import LeafConv, UpConv
-
-
-def fold(network: nn.Module) -> nn.Module:
-    """A copy of a network whose convolutions are all dense; it predicts what `network` does."""
-    folded = copy.deepcopy(network).eval().requires_grad_(False)
-    for parent in list(folded.modules()):
-        for name, child in list(parent.named_children()):
-            if isinstance(child, UpConv):
-                setattr(parent, name, FoldedUp(child))
-            elif isinstance(child, LeafConv) and child.groups > 1:
-                setattr(parent, name, dense(child))
-            elif isinstance(child, LeafConv):
-                child.room = 0
-    return folded
+from posterior_trees.fast.grouped import block_diagonal, enlarging, parted
+from posterior_trees.fast.unet import FastUNet
+from posterior_trees.networks.unet import UNet
 
 
-def dense(convolution: LeafConv) -> nn.Conv2d:
-    """A grouped convolution as an ordinary one, with zeros between the groups."""
-    weight = block_diagonal(convolution.weight, convolution.groups)
-    out, into, side, _ = weight.shape
-    twin = nn.Conv2d(into, out, side, padding=side // 2, device="meta")
-    twin.weight, twin.bias = nn.Parameter(weight, requires_grad=False), convolution.bias
-    return twin
+class FoldedUNet(FastUNet):
+    """A copy of a `UNet` that has dense convolutions only, and predicts the same."""
 
+    has_room = False
 
-class FoldedUp(nn.Module):
-    """`UpConv` as a transposed convolution of the features plus one of the skip maps."""
+    def __init__(self, network: UNet, kernels: frozenset[str] = frozenset()) -> None:
+        super().__init__(copy.deepcopy(network).eval(), kernels - {"leaf"})
+        blocks: list[Any] = [*self.plain.decoder]
+        for block in blocks:
+            up, second = layers = block[0], block[3]
+            features, skip = parted(up.weight, up.groups)
+            up.enlarged = nn.Parameter(enlarging(block_diagonal(features, up.groups)).contiguous())
+            up.weight = nn.Parameter(block_diagonal(skip, up.groups))
+            second.weight = nn.Parameter(self.dense(second))
+            for layer in layers:
+                layer.groups = 1
+        last = self.plain.to_image
+        last.weight, last.groups = nn.Parameter(self.dense(last)), 1
+        self.requires_grad_(False)
 
-    def __init__(self, convolution: UpConv) -> None:
-        super().__init__()
-        features, skip = convolution.parted()
-        self.features = nn.Parameter(enlarging(features).contiguous(), requires_grad=False)
-        self.skip = nn.Parameter(skip, requires_grad=False)
-
-    def forward(
-        self, features: Float[Tensor, "b c1 h w"], skip: Float[Tensor, "b c2 h2 w2"]
-    ) -> Float[Tensor, "b c3 h2 w2"]:
-        enlarged = F.conv_transpose2d(features, self.features, stride=2, padding=1)
-        return enlarged + F.conv2d(skip, self.skip, padding=1)
+    def parts(self, layer: Any, room: int, features: Tensor, skip: Tensor) -> tuple[Tensor, Tensor]:
+        return layer.enlarged, layer.weight

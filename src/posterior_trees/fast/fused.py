@@ -31,12 +31,12 @@ class FusedUNet(nn.Module):
     """Predicts what a `UNet` does, be its decoders disjoint or shared; made of a trained one.
 
     Weights of convolutions have the given dtype; normalisation and head are in float32. It stays
-    on the device where it was made.
+    on the device where it was made. `by_leaf=False` leaves all convolutions to cuDNN.
     """
 
     is_fused = True
 
-    def __init__(self, network: UNet, dtype: torch.dtype) -> None:
+    def __init__(self, network: UNet, dtype: torch.dtype, by_leaf: bool = True) -> None:
         super().__init__()
         network = copy.deepcopy(network).float().eval().requires_grad_(False)
         self.in_channels, self.channels = network.in_channels, network.channels
@@ -50,15 +50,15 @@ class FusedUNet(nn.Module):
         wide = widen(first.weight.data, len(first.weight), self.room)
         first.weight.data = channels_last(wide)
         self.groups = groups = network.decoders
+        self.by_leaf = by_leaf and groups > 1
         self.ups, self.skips, self.leaves = [], [], []
         for block in self.decoder:
             up, leaf = _convolutions(block)
             of_features, of_skip = parted(up.weight, groups)
-            enlarged = pack_up if groups > 1 else _enlarging
+            enlarged, across = (pack_up, pack) if self.by_leaf else (_enlarging, _dense)
             self.ups.append(enlarged(of_features, groups).to(dtype))
-            across = pack if groups > 1 else _dense
             self.skips.append(across(of_skip, groups).to(dtype))
-            packed = _dense if _is_dense(leaf) else pack
+            packed = _dense if self._is_dense(leaf) else pack
             self.leaves.append(packed(leaf.weight, groups).to(dtype))
         weight, bias = network.to_image.parameters()
         matrix = torch.block_diag(*weight[:, :, 0, 0].chunk(groups))
@@ -116,7 +116,7 @@ class FusedUNet(nn.Module):
         """A block's maps before the last normalisation, and that."""
         _, norm, _, second, last_norm, *_ = block
         maps = _normalized(norm, *self._join(features, skip, up, of_skip))
-        if _is_dense(second):
+        if self._is_dense(second):
             maps = F.conv2d(maps, leaf, padding=1)
             return maps, _measured(last_norm, maps)
         maps, sums = conv.leaf_conv(maps, leaf, skip.shape[1], self.groups)
@@ -125,12 +125,17 @@ class FusedUNet(nn.Module):
     def _join(
         self, features: Tensor, skip: Tensor, up: Tensor, of_skip: Tensor
     ) -> tuple[Tensor, Tensor | None]:
-        """The convolution of enlarged features and skip maps (`unet.UpConv`), with its sums if they
+        """The convolution of enlarged features and skip maps (`FastUNet.up`), with its sums if they
         come for free."""
-        if self.groups > 1:
+        if self.by_leaf:
             return conv.leaf_up(features, up, skip, of_skip, self.groups)
         maps = F.conv_transpose2d(features, up, stride=2, padding=1)
         return maps.add_(F.conv2d(skip, of_skip, padding=1)), None
+
+    def _is_dense(self, leaf: nn.Conv2d) -> bool:
+        """Whether the decoder is shared, or its leaves have so few channels that they are faster as
+        one dense convolution."""
+        return not self.by_leaf or leaf.weight.shape[1] < LEAST
 
 
 def _normalized(norm: Any, maps: Tensor, sums: Tensor | None = None) -> Tensor:
@@ -143,12 +148,6 @@ def _measured(norm: Any, maps: Tensor, sums: Tensor | None = None) -> norms.Norm
     sums = norms.channel_sums(maps) if sums is None else sums
     area = maps.shape[2] * maps.shape[3]
     return norms.Norm(norms.measure(sums, norm.num_groups, area, norm.eps), norm.weight, norm.bias)
-
-
-def _is_dense(leaf: nn.Conv2d) -> bool:
-    """Whether the decoder is shared, or its leaves have so few channels that they are faster as one
-    dense convolution."""
-    return leaf.groups == 1 or leaf.weight.shape[1] < LEAST
 
 
 def _dense(weight: Float[Tensor, "out in 3 3"], groups: int) -> Float[Tensor, "out in2 3 3"]:

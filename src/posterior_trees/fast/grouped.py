@@ -26,18 +26,8 @@ def enlarging(weight: Float[Tensor, "out in 3 3"]) -> Float[Tensor, "in out 4 4"
     return reduce(torch.add, [F.pad(turned, place) for place in places])
 
 
-def deal(
-    features: Float[Tensor, "b c1 h w"], skip: Float[Tensor, "b c2 h w"], parts: int
-) -> Float[Tensor, "b c3 h w"]:
-    """Concatenate channels so that each of `parts` equal shares holds its part of both maps."""
-    if parts == 1:
-        return torch.cat([features, skip], dim=1)
-    shares = [maps.unflatten(1, (parts, -1)) for maps in (features, skip)]
-    return torch.cat(shares, dim=2).flatten(1, 2)
-
-
 def parted(weight: Float[Tensor, "out in 3 3"], groups: int) -> tuple[Tensor, Tensor]:
-    """An `UpConv`'s weights of the features and of the skip maps."""
+    """The weights of the features and of the skip maps, in the first layer of an `UpBlock`."""
     split = weight.shape[1] - len(weight) // groups  # a leaf's part of the skip maps is as wide
     return weight[:, :split], weight[:, split:]
 

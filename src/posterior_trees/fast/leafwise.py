@@ -1,7 +1,7 @@
 """Convolutions grouped by leaf as operations of torch, with a way back, on Triton kernels.
 
-For decoders of at least 16 channels a leaf in half precision on CUDA; thinner ones run as dense
-convolutions (`unet.LeafConv`). Forward, and back to the maps, each leaf's
+For decoders of at least 16 channels a leaf in half precision; thinner ones run as dense
+convolutions (`unet.py`). Forward, and back to the maps, each leaf's
 channels meet only its own weights (`kernels/conv.py`); gradients of the weights are read off the
 diagonal of a dense one. Both operations also return the sums of what they wrote, which the
 normalisation that follows needs (`norm.py`).
@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from posterior_trees.fast.grouped import block_diagonal, enlarging, parted
-from posterior_trees.fast.norm import HALF, has_kernels, on_its_device
+from posterior_trees.fast.norm import HALF, on_its_device
 from posterior_trees.fast.packing import pack, pack_up
 
 LEAST = 16
@@ -32,7 +32,7 @@ def is_worth_it(weight: Tensor, groups: int, *maps: Float[Tensor, "b _ _ _"]) ->
     thinnest, widest = sorted((weight.shape[0] // groups, weight.shape[1]))
     fits = groups > 1 and thinnest >= LEAST and widest <= MOST and weight.shape[2] == 3
     fits = fits and sum(m.shape[1] for m in maps) == weight.shape[1] * groups
-    return fits and maps[-1].is_cuda and maps[-1].dtype in HALF and has_kernels()
+    return fits and maps[-1].dtype in HALF
 
 
 def convolve(maps: Tensor, weight: Tensor, groups: int) -> tuple[Tensor, Tensor]:

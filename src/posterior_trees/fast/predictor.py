@@ -1,16 +1,15 @@
 """Trees as fast as the machine can: `predictor.compile()`.
 
 On CUDA, one call takes `y` to all levels of the tree, recorded as one CUDA graph for each shape of
-`y`, in bfloat16 and channels-last. Networks run with their weights written out (`networks/fold.py`)
-and fused by `torch.compile`; our U-Net, where `networks.norm.has_kernels` says so, on kernels of
-its own (`networks/fused.py`). The projection and the growing of the tree are always fused. The
+`y`, in bfloat16 and channels-last. Networks are fused by `torch.compile`; our U-Net runs with its
+weights written out (`fold.py`) or, where `accelerate.kernels` says so, on kernels of its own
+(`fused.py`). The projection and the growing of the tree are always fused. The
 leaves are rounded to bfloat16; what the measurement knows, the growing and the probabilities stay
 in float32, so every node still agrees with the measurement to float precision.
 
 Elsewhere the network is fused by `torch.compile` and stays in float32.
 """
 
-import copy
 from collections import OrderedDict
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
@@ -18,23 +17,16 @@ from typing import Any
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
+from posterior_trees.fast.accelerate import for_prediction
 from posterior_trees.fast.compiling import compiled
-from posterior_trees.fast.fold import fold
 from posterior_trees.fast.graph import Capture, copy_into
-from posterior_trees.fast.leafwise import MOST
-from posterior_trees.fast.norm import HALF, has_kernels
-from posterior_trees.fast.packing import power
-from posterior_trees.networks.unet import LeafConv, UNet
 from posterior_trees.predictor import TreePredictor, check_brightness, check_values
 from posterior_trees.tree import Tree
 
 RECORDINGS = 4
 """Shapes of `y` whose graphs are kept: each holds the memory of its activations."""
-MATRIX = 2**15
-"""Numbers of a matrix that `kernels.predict.to_leaves` can hold, beside its tiles, in the shared
-memory of a GPU: 160 KiB for 1024×32."""
 
 
 class FastPredictor(TreePredictor):
@@ -42,7 +34,7 @@ class FastPredictor(TreePredictor):
 
     def __init__(self, plain: TreePredictor, dtype: torch.dtype, *, is_recorded: bool) -> None:
         super().__init__(
-            as_fast(plain.network, dtype),
+            for_prediction(plain.network, dtype),
             plain.measurement,
             branching=plain.branching,
             channels=plain.channels,
@@ -117,29 +109,3 @@ def copies(tensors: Sequence[Tensor]) -> list[Tensor]:
     clones = [torch.empty_like(tensor) for tensor in tensors]
     copy_into(clones, tensors)
     return clones
-
-
-def is_narrow(network: UNet) -> bool:
-    """Whether the maps of a leaf, and the matrix that makes leaves of the last one, fit into the
-    tiles of our kernels. A shared decoder is cuDNN's, and may be of any width."""
-    convolutions = [part for part in network.decoder.modules() if isinstance(part, LeafConv)]
-    by_leaf = [c for c in convolutions if c.groups > 1]
-    widest = max((max(c.out_channels // c.groups, c.weight.shape[1]) for c in by_leaf), default=0)
-    into, out = network.to_image.in_channels, network.to_image.out_channels
-    return widest <= 2 * MOST and into <= 1024 and power(into) * power(out) <= MATRIX
-
-
-def as_fast(network: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """The network in the form and the precision that runs fastest; its head keeps float32."""
-    if next(network.parameters()).device.type != "cuda":
-        return copy.deepcopy(network).to(dtype).eval().requires_grad_(False)
-    on_kernels = dtype in HALF and has_kernels()  # asked now: to the compiler it is a constant
-    if on_kernels and isinstance(network, UNet) and is_narrow(network):
-        from posterior_trees.fast.fused import FusedUNet
-
-        return FusedUNet(network, dtype)
-    fast = fold(network).to(dtype)
-    for name, part in fast.named_children():
-        if name == "head":
-            part.to(torch.float32)
-    return fast.to(memory_format=torch.channels_last)  # ty: ignore[no-matching-overload]

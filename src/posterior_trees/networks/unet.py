@@ -1,35 +1,19 @@
-"""The paper's U-Net: one shared encoder, and one decoder per leaf or one for all (App. A.1)."""
+"""The paper's U-Net: one shared encoder, and one decoder per leaf or one for all (App. A.1).
 
-from collections.abc import Sequence
+Plain torch. What a GPU needs to be fast at it is in `fast/`, on the same weights.
+"""
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from posterior_trees.errors import InputError
-from posterior_trees.fast.grouped import (
-    aligned_conv,
-    block_diagonal,
-    deal,
-    enlarging,
-    ordered,
-    parted,
-    room_for,
-    widen,
-)
-from posterior_trees.fast.leafwise import convolve, convolve_up, is_worth_it
-from posterior_trees.fast.norm import (
-    SLOPE,
-    Rows,
-    is_half,
-    normalize_and_activate,
-    rows_of,
-    uses_kernels,
-)
 from posterior_trees.networks.head import Leaves, ProbabilityHead
 
 STEPS = 4
 """Down- and up-sampling steps of the paper's network; images must be a multiple of 2**steps."""
+SLOPE = 0.2
 
 
 class UNet(nn.Module):
@@ -92,10 +76,10 @@ class UNet(nn.Module):
             )
         )
         self.decoder = nn.ModuleList(
-            UpBlock(below, skip, groups=groups, parts=self.decoders)
+            UpBlock(below, skip, groups=groups, decoders=self.decoders)
             for below, skip in zip(widths[:0:-1], widths[-2::-1], strict=True)
         )
-        self.to_image = LeafConv(width, num_leaves * channels, 1, groups=self.decoders)
+        self.to_image = nn.Conv2d(width, num_leaves * channels, 1, groups=self.decoders)
         self.head = ProbabilityHead(
             sum(widths[:-1]),
             num_leaves,
@@ -106,158 +90,53 @@ class UNet(nn.Module):
         )
 
     def forward(self, y: Float[Tensor, "b c h w"]) -> Leaves:
-        rows = iter(self.norm_rows(y))
-        skips = [self.encoder[0](y, rows=next(rows))]
+        skips = [self.encoder[0](y)]
         for block in self.encoder[1:]:
-            skips.append(block(F.avg_pool2d(skips[-1], 2), rows=next(rows)))
-        features = skips.pop()
-        maps = []
+            skips.append(block(F.avg_pool2d(skips[-1], 2)))
+        maps = [skips.pop()]
         for block in self.decoder:
-            features = block(features, skips.pop(), rows=next(rows))
-            maps.append(features[:, : block.channels])
-        images = self.to_image(features).unflatten(1, (self.num_leaves, self.channels))
-        return Leaves(images, self.head(maps))
-
-    def norm_rows(self, y: Float[Tensor, "b c h w"]) -> list[Sequence[Rows | None]]:
-        """What the normalisations of each block get, where our kernels do them; see `rows_of`."""
-        blocks = [*self.encoder, *self.decoder]
-        parts = self.modules() if uses_kernels(y) else ()
-        norms = [part for part in parts if isinstance(part, nn.GroupNorm)]
-        if len(norms) != 2 * len(blocks):  # others do it, or it is done otherwise
-            return [(None, None)] * len(blocks)
-        rows = rows_of(norms, len(y))
-        return list(zip(rows[::2], rows[1::2], strict=True))
-
-
-class LeafConv(nn.Conv2d):
-    """A convolution grouped by leaf.
-
-    Grouped convolutions of a few channels each leave a GPU's matrix units idle, in the backward
-    pass above all. On CUDA they run on kernels of our own (`leafwise.py`) or, where these are not
-    faster, as a dense convolution whose weight is zero between leaves: `groups` times the
-    arithmetic in less time. There, in half precision, it may return more channels, zeros, for whose
-    normalisation there is `room`.
-    """
-
-    room = 0
-
-    def forward(self, input: Float[Tensor, "b c h w"]) -> Float[Tensor, "b c2 h2 w2"]:
-        return self.with_sums(input)[0]
-
-    def with_sums(
-        self, maps: Float[Tensor, "b c h w"]
-    ) -> tuple[Float[Tensor, "b c2 h2 w2"], Float[Tensor, "b parts 2 c2"] | None]:
-        """The convolution, and its sums if they come for free; see `norm.py`."""
-        is_plain = self.bias is None and self.padding == (1, 1) and self.stride == (1, 1)
-        if is_plain and is_worth_it(self.weight, self.groups, maps):
-            return convolve(maps, self.weight, self.groups)
-        if not is_fast_dense(maps):
-            return super().forward(maps), None
-        weight = self.weight if self.groups == 1 else block_diagonal(self.weight, self.groups)
-        weight = self.widened(weight, maps)
-        if self.kernel_size == (1, 1):
-            return aligned_conv(maps, weight, self.bias), None
-        weight = ordered(weight, maps)
-        return F.conv2d(maps, weight, self.bias, self.stride, self.padding), None
-
-    def widened(
-        self, weight: Float[Tensor, "c2 c kh kw"], maps: Float[Tensor, "b c3 h w"]
-    ) -> Float[Tensor, "c4 c3 kh kw"]:
-        """A dense weight for maps that may have more channels, and outputs that fill `room`."""
-        out = max(len(weight), self.room) if is_half(maps) else len(weight)
-        return widen(weight, out, maps.shape[1])
-
-
-class UpConv(LeafConv):
-    """Convolves the upsampled features and the skip maps, dealt out to the leaves.
-
-    On CUDA neither the upsampled nor the joined map is ever made: a 3×3 convolution of an image
-    enlarged twice by nearest neighbours is a transposed 4×4 convolution of the small one, with 4
-    instead of 9 products per pixel, and the convolution of two joined maps is the sum of theirs.
-    """
-
-    def forward(  # ty: ignore[incompatible-method-override]
-        self, features: Float[Tensor, "b c1 h w"], skip: Float[Tensor, "b c2 h2 w2"]
-    ) -> Float[Tensor, "b c3 h2 w2"]:
-        return self.with_sums(features, skip)[0]
-
-    def with_sums(  # ty: ignore[incompatible-method-override]
-        self, features: Float[Tensor, "b c1 h w"], skip: Float[Tensor, "b c2 h2 w2"]
-    ) -> tuple[Float[Tensor, "b c3 h2 w2"], Float[Tensor, "b parts 2 c3"] | None]:
-        if is_worth_it(self.weight, self.groups, features, skip):
-            return convolve_up(features, skip, self.weight, self.groups)
-        if is_fast_dense(features):
-            return self.without_joining(features, skip), None
-        enlarged = F.interpolate(features, scale_factor=2)
-        return super().with_sums(deal(enlarged, skip, self.groups))
-
-    def without_joining(
-        self, features: Float[Tensor, "b c1 h w"], skip: Float[Tensor, "b c2 h2 w2"]
-    ) -> Float[Tensor, "b c3 h2 w2"]:
-        """The same, as the sum of two dense convolutions."""
-        of_features, of_skip = self.parted()
-        kernel = ordered(enlarging(self.widened(of_features, features)), features)
-        enlarged = F.conv_transpose2d(features, kernel, stride=2, padding=1)
-        of_skip = ordered(self.widened(of_skip, skip), skip)
-        return enlarged + F.conv2d(skip, of_skip, padding=self.padding)
-
-    def parted(self) -> tuple[Float[Tensor, "c3 c1 3 3"], Float[Tensor, "c3 c2 3 3"]]:
-        """The dense weights of the features and of the skip maps."""
-        parts = parted(self.weight, self.groups)
-        first, second = (block_diagonal(part, self.groups) for part in parts)
-        return first, second
+            maps.append(block(maps[-1], skips.pop()))
+        images = self.to_image(maps[-1]).unflatten(1, (self.num_leaves, self.channels))
+        return Leaves(images, self.head(maps[1:]))
 
 
 class Block(nn.Sequential):
     """Two times convolution, normalisation, activation, at one resolution."""
 
-    first = LeafConv
-
     def __init__(
-        self, before: int, after: int, *, groups: int, parts: int = 1, dropout: float = 0.0
+        self, before: int, after: int, *, groups: int, decoders: int = 1, dropout: float = 0.0
     ) -> None:
         layers: list[nn.Module] = []
-        for kind, channels in ((self.first, before), (LeafConv, after)):
-            convolution = kind(channels, after, 3, padding=1, bias=False, groups=parts)
-            convolution.room = room_for(after, groups)
+        for channels in (before, after):
             layers += [
-                convolution,
+                nn.Conv2d(channels, after, 3, padding=1, bias=False, groups=decoders),
                 nn.GroupNorm(groups, after),
                 nn.LeakyReLU(SLOPE, inplace=True),
             ]
-        if dropout:
-            layers.append(nn.Dropout2d(dropout))
-        super().__init__(*layers)
-        self.channels = after
-
-    def forward(  # ty: ignore[incompatible-method-override]
-        self, *maps: Float[Tensor, "b _ _ _"], rows: Sequence[Rows | None] = (None, None)
-    ) -> Float[Tensor, "b c h w"]:
-        first, norm, _, second, last_norm, _, *dropout = self
-        features = normalize_and_activate(norm, *with_sums(first, *maps), rows[0])
-        features = normalize_and_activate(last_norm, *with_sums(second, features), rows[1])
-        for layer in dropout:
-            features = layer(features)
-        return features
+        super().__init__(*layers, *([nn.Dropout2d(dropout)] if dropout else []))
 
 
 class UpBlock(Block):
     """A block of a decoder: doubles the resolution of its features and takes in the skip maps."""
 
-    first = UpConv
+    def __init__(self, below: int, skip: int, *, groups: int, decoders: int) -> None:
+        super().__init__(below + skip, skip, groups=groups, decoders=decoders)
+        self.decoders = decoders
 
-    def __init__(self, below: int, skip: int, *, groups: int, parts: int) -> None:
-        super().__init__(below + skip, skip, groups=groups, parts=parts)
+    def forward(  # ty: ignore[incompatible-method-override]
+        self, features: Float[Tensor, "b c1 h w"], skip: Float[Tensor, "b c2 h2 w2"]
+    ) -> Float[Tensor, "b c2 h2 w2"]:
+        return super().forward(deal(F.interpolate(features, scale_factor=2), skip, self.decoders))
 
 
-def is_fast_dense(maps: Tensor) -> bool:
-    """Whether the device is faster at dense convolutions than at grouped ones."""
-    return maps.is_cuda
-
-
-def with_sums(layer: nn.Module, *maps: Tensor) -> tuple[Tensor, Tensor | None]:
-    """What a convolution returns, of whatever kind, with its sums if it has any."""
-    return layer.with_sums(*maps) if isinstance(layer, LeafConv) else (layer(*maps), None)
+def deal(
+    features: Float[Tensor, "b c1 h w"], skip: Float[Tensor, "b c2 h w"], parts: int
+) -> Float[Tensor, "b c3 h w"]:
+    """Concatenate channels so that each of `parts` equal shares holds its part of both maps."""
+    if parts == 1:
+        return torch.cat([features, skip], dim=1)
+    shares = [maps.unflatten(1, (parts, -1)) for maps in (features, skip)]
+    return torch.cat(shares, dim=2).flatten(1, 2)
 
 
 def norm_groups(width: int, decoders: int) -> int:

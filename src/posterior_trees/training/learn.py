@@ -14,9 +14,9 @@ from jaxtyping import Float, Int
 from lightning_fabric import Fabric
 from torch import Tensor, nn
 
+from posterior_trees.fast.accelerate import accelerate
 from posterior_trees.fast.compiling import compiled, plain_way_back
 from posterior_trees.fast.graph import Capture
-from posterior_trees.fast.norm import has_kernels
 from posterior_trees.loss import epsilon_at
 from posterior_trees.networks.head import Leaves
 from posterior_trees.predictor import TreePredictor
@@ -182,13 +182,13 @@ class Learner:
         return sum_over_processes(self.fabric, values) / self.fabric.world_size
 
     def _set_up(self, network: nn.Module) -> tuple[nn.Module, Any]:
-        """The bare network, and the one to train with: compiled, distributed, mixed precision."""
+        """The bare network, and the one to train with: accelerated, compiled, distributed."""
         spec, uses_cuda = self.recipe.training, self.fabric.device.type == "cuda"
         if uses_cuda:
             network.to(memory_format=torch.channels_last)  # ty: ignore[no-matching-overload]
             torch.backends.cudnn.benchmark = True
-            has_kernels()  # asked before the compiler, for which it is a constant
-        trained: Any = compiled(network) if spec.compile else network
+        trained: Any = accelerate(network)
+        trained = compiled(trained) if spec.compile else trained
         wrapped, self.optimizer = self.fabric.setup(trained, self.optimizer)
         if uses_cuda and spec.capture and self.fabric.world_size == 1:
             self._learn = Capture(self._learn)  # ty: ignore[invalid-assignment]

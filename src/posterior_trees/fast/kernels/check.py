@@ -3,7 +3,7 @@
 Triton compiles a kernel where it is first used, and may fail there: on a GPU that nobody has tried,
 with too little shared memory, in another version. So before the first use a small problem of each
 kind is solved, the widest tiles of the convolutions and of the last layer among them. The answers
-are plain torch's, in float32 on the CPU. `norm.has_kernels` asks, once in a process; compiled
+are plain torch's, in float32 on the CPU. `accelerate.kernels` asks, once in a process; compiled
 kernels stay in Triton's cache on disk.
 """
 
@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from posterior_trees.fast.grouped import deal, parted
+from posterior_trees.fast.grouped import parted
 from posterior_trees.fast.kernels.conv import leaf_conv, leaf_up
 from posterior_trees.fast.kernels.gradients import gradients
 from posterior_trees.fast.kernels.norm import (
@@ -27,6 +27,7 @@ from posterior_trees.fast.kernels.norm import (
 )
 from posterior_trees.fast.kernels.predict import normalize_and_halve, padded, to_leaves
 from posterior_trees.fast.packing import pack, pack_up
+from posterior_trees.networks.unet import deal
 
 NEAR = 0.02
 """Largest error, relative to the answer: five times what rounding to bfloat16 costs."""
