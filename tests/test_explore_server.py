@@ -651,7 +651,9 @@ def test_a_page_is_saved_with_pictures_rivals_and_measures(model: Path, tmp_path
     options = ["--compare", f"K-means={tmp_path / 'rival.safetensors'}",
                "--measure", "posterior_trees.explore.measures:count_bright"]  # fmt: skip
     pictures = [str(tmp_path / "0.png"), str(tmp_path / "1.png")]
-    main(["explore", str(model), *pictures, "--save", str(tmp_path / "p.html"), *options])
+    main(
+        ["explore", str(model), *pictures, "--resize", "--save", str(tmp_path / "p.html"), *options]
+    )
     content = content_of(tmp_path / "p.html")
     assert [example["name"] for example in content["examples"]] == ["0.png", "1.png"]
     assert [e["rivals"][0]["name"] for e in content["examples"]] == ["K-means"] * 2
@@ -686,7 +688,9 @@ def test_a_picture_that_is_resized_is_named_with_both_sizes(
     for name, (height, width) in {"fits": (8, 8), "wide": (20, 30), "large": (16, 16)}.items():
         (tmp_path / name).write_bytes(png(picture(height, width)))
     pictures = [str(tmp_path / name) for name in ("fits", "wide", "large")]
-    main(["explore", str(model), *pictures, "--save", str(tmp_path / "p.html")])
+    words = [str(model), *pictures, "--save", str(tmp_path / "p.html")]
+    assert "20×30 (height×width), the model takes 8×8" in refuse(capsys, *words)
+    main(["explore", *words, "--resize"])
     assert capsys.readouterr().err.splitlines() == [
         f"ptrees explore: {pictures[1]}: {SIZES['cut'][2]}",
         f"ptrees explore: {pictures[2]}: {SIZES['shrunk'][2]}",

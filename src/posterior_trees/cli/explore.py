@@ -37,7 +37,7 @@ def run_explore(arguments: argparse.Namespace) -> None:
     from posterior_trees.models.card import describe_model, title_of
     from posterior_trees.serve.start import describe_start
 
-    reading = make_reading(arguments, resize=not arguments.digit)
+    reading = make_reading(arguments)
     predictor = load_model(arguments, arguments.device)
     measures = dict(load_measure(name) for name in arguments.measure)
     examples = describe_start(

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 def add_adjustment(parser: argparse.ArgumentParser) -> None:
     """What `pictures.reading.Reading` is made of: `--scale`, `--levels LO HI`, `--gamma` and
-    `--invert`, in this order, or `--digit`; and `--clean` or `--measured`."""
+    `--invert`, in this order, or `--digit`; `--resize`, and `--clean` or `--measured`."""
     parser.add_argument("--scale", type=scale, default=1.0, metavar="FACTOR", help="bring it to "
                         "the model's magnification, 1/2: half as high and wide, means of 2×2 "
                         "pixels; auto: by the sizes of their pixels [1]")  # fmt: skip
@@ -21,6 +21,8 @@ def add_adjustment(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--invert", action="store_true", help="then exchange black and white")
     parser.add_argument("--digit", action="store_true", help="find the handwritten digit in each "
                         "photograph, for models of digits; instead of the above")  # fmt: skip
+    parser.add_argument("--resize", action="store_true", help="cut and resize to the size that "
+                        "the model takes, if it takes one only")  # fmt: skip
     known = parser.add_mutually_exclusive_group()
     known.add_argument("--clean", action="store_true", help="the pictures are clean images: "
                        "measure them first [only for a hole or a lost colour]")  # fmt: skip
@@ -38,16 +40,16 @@ def scale(text: str) -> float | None:
     return float(above) / divisor
 
 
-def make_reading(arguments: argparse.Namespace, resize: bool) -> "Reading":
+def make_reading(arguments: argparse.Namespace) -> "Reading":
     """What the options do to a picture."""
     from posterior_trees.pictures.reading import Reading
 
-    names = ("digit", "scale", "levels", "gamma", "invert")
+    names = ("resize", "digit", "scale", "levels", "gamma", "invert")
     is_clean = True if arguments.clean else False if arguments.measured else None
     options = {name: getattr(arguments, name) for name in names}
     if hasattr(arguments, "axes"):
         options["plane"] = make_plane(arguments)
-    return Reading.of(resize=resize, is_clean=is_clean, **options)
+    return Reading.of(is_clean=is_clean, **options)
 
 
 def add_plane(parser: argparse.ArgumentParser) -> None:

@@ -22,9 +22,6 @@ def add(commands: Any) -> None:
                          help="pictures, stacks, OME-Zarr images or plates, folders")  # fmt: skip
     add_plane(predict)
     predict.add_argument("--out", type=Path, required=True, help="folder to write")
-    predict.add_argument(
-        "--resize", action="store_true", help="cut and resize to the size that the model takes"
-    )
     add_adjustment(predict)
     add_device(predict)
     predict.add_argument("--count", action="store_true", help="count the nuclei in every leaf")
@@ -59,7 +56,7 @@ def run_predict(arguments: argparse.Namespace) -> None:
             predictor,
             fields,
             arguments.out,
-            make_reading(arguments, arguments.resize),
+            make_reading(arguments),
             Tiling(arguments.tile, arguments.overlap),
             also=nucleus_counter(arguments, len(fields) == 1),
             remark=remark,

@@ -40,7 +40,7 @@ def check_scale(scale: float | int, measurement: Measurement) -> None:
     if scale != 1 and measurement.size:
         raise InputError(
             f"the model takes {times(measurement.size)} pixels and nothing else: leave --scale out "
-            "(`ptrees predict --resize` and the explorer bring pictures to that size)"
+            "(`--resize` and the explorer's page bring pictures to that size)"
         )
 
 
