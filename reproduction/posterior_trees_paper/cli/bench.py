@@ -54,7 +54,7 @@ def _add_networks(actions: Any) -> None:
     add_changes(train, "change a recipe key, e.g. training.compile=false")
 
     kernels = _action(actions, "kernels", run_kernels, "what each bundle of kernels wins", 20, 30)
-    kernels.add_argument("--recipe", nargs="+", metavar="RECIPE",
+    kernels.add_argument("--recipes", nargs="+", metavar="RECIPE",
                          help="files, some of recipes/, or tasks [all of recipes/]")  # fmt: skip
     _add_batch(kernels, "1 32", [1, 32])
     kernels.add_argument("--together", type=count, default=10, help="steps timed at once [10]")
@@ -157,9 +157,9 @@ def run_kernels(arguments: argparse.Namespace) -> None:
     from posterior_trees_paper.bench.kernels import bench_kernels
     from posterior_trees_paper.bench.subject import find_recipe
 
-    names = arguments.recipe or sorted(file.stem for file in Path("recipes").glob("*.toml"))
+    names = arguments.recipes or sorted(file.stem for file in Path("recipes").glob("*.toml"))
     if not names:
-        raise InputError("there is no folder recipes here: begin in a checkout, or give --recipe")
+        raise InputError("there is no folder recipes here: begin in a checkout, or give --recipes")
     report = bench_kernels(
         {name: find_recipe(name, arguments.changes) for name in names},
         _device(arguments),
@@ -222,7 +222,9 @@ def run_growth(arguments: argparse.Namespace) -> None:
         print(arguments.plot)
 
 
-def _action(actions: Any, name: str, run: Any, text: str, repeat: int, seconds: float = 8.0) -> Any:
+def _action(
+    actions: Any, name: str, run: Any, text: str, repeat: int, seconds: float | int = 8
+) -> Any:
     parser = actions.add_parser(name, help=text)
     add_device(parser)
     parser.add_argument("--repeat", type=int, default=repeat, help=f"measurements [{repeat}]")
