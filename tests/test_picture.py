@@ -1,7 +1,9 @@
 """A user's pictures: whatever they come as, the model sees the same, or says what is wrong."""
 
 import json
+import os
 import re
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -439,6 +441,59 @@ def test_an_interrupted_or_failed_prediction_leaves_no_empty_folder(tmp_path: Pa
     with pytest.raises(KeyboardInterrupt):
         predict_files(GREY, [file], tmp_path / "new" / "out", also=interrupt)
     assert (tmp_path / "new" / "out" / "a" / "tree.json").is_file()
+
+
+def test_results_appear_one_by_one_and_the_page_grows(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(predict_module, "PAGE_EVERY", 0)
+    files = [save(tmp_path / f"{name}.png", noise(9, 7)) for name in "abc"]
+    out, seen = tmp_path / "out", []
+
+    def look(made: Answer, folder: Path, facts: dict) -> None:
+        visible = [path for path in sorted(out.glob("*")) if not path.name.startswith(".")]
+        page = (out / "index.html").read_text("utf-8") if visible else ""
+        seen.append(([path.name for path in visible], [f'"name":"{n}"' in page for n in "abc"]))
+
+    predict_files(GREY, files, out, also=look)
+    assert [names for names, _ in seen] == [[], ["a", "index.html"], ["a", "b", "index.html"]]
+    assert [sum(listed) for _, listed in seen] == [0, 1, 2]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.parametrize("moment", ["a", "b", "replacing"])
+def test_killed_at_any_moment_each_result_is_there_or_not(
+    moment: str, tmp_path: Path, monkeypatch
+) -> None:
+    files = [save(tmp_path / f"{name}.png", noise(9, 7)) for name in "ab"]
+    out = tmp_path / "new" / "out"
+    if moment == "replacing":
+        predict_files(GREY, files, out)
+        (out / "a" / "notes.txt").write_text("somebody's")
+
+    def kill(made: Answer, folder: Path, facts: dict) -> None:
+        if folder.name == moment:
+            kill_now()
+
+    def kill_now() -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    if not (pid := os.fork()):
+        if moment == "replacing":
+            rename = os.rename
+            swap = lambda *pair: rename(*pair) if ".old" in str(pair[1]) else kill_now()  # noqa: E731
+            monkeypatch.setattr(os, "rename", swap)
+        predict_files(GREY, files, out, also=kill)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
+    assert (tmp_path / "new").exists() == (moment != "a")
+    if moment == "b":
+        assert {path.name for path in out.iterdir()} >= {"a", "index.html"}
+    for folder in (path for path in out.glob("[a-z]") if path.is_dir()):
+        assert len(list(folder.iterdir())) >= 6
+    predict_files(GREY, files, out)
+    assert contents(out) >= {"index.html", "a/tree.json", "b/tree.json"}
+    assert not [path for path in tmp_path.rglob("*") if ".stage" in path.name]
+    if moment == "replacing":
+        assert (out / "a" / "notes.txt").read_text() == "somebody's"
 
 
 def test_the_command_prints_no_line_where_it_wrote_nothing(tmp_path: Path, capsys) -> None:

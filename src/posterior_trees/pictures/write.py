@@ -1,6 +1,6 @@
 """Trees of a user's own picture files, as files: `ptrees predict`.
 
-out/index.html               the explorer of all pictures
+out/index.html               the explorer of all pictures; it grows as they come
 out/<stem>/picture.png       your picture as the model took it, where it shows what the model hid of
                              it (a hole, a lost colour); it may be the truth
 out/<stem>/tree.png          the tree in the style of the paper, with the measurement
@@ -14,11 +14,10 @@ out/<stem>/tree.json         `{"schema": 1, "picture", "model", "branching", "si
 out/<stem>/count*            with `--count`: the nuclei in the leaves, see `pictures/count.py`
 """
 
-import os
 import shutil
+import time
 import warnings
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 
@@ -35,12 +34,15 @@ from posterior_trees.imaging.fields import Field, stem_of
 from posterior_trees.imaging.size import shrink
 from posterior_trees.models.card import describe_model
 from posterior_trees.pictures.answer import Answer, Tiling, answer, warn_of
+from posterior_trees.pictures.place import put, put_file, stage
 from posterior_trees.pictures.reading import Reading, read
 from posterior_trees.predictor import Predictor
 from posterior_trees.store import write_bytes, write_json
 from posterior_trees.tree import Tree
 
 SCHEMA = 1
+PAGE_EVERY = 5
+"""The page grows with each picture, unless that would be more than a sixth of the work."""
 
 LeafNumbers = Mapping[str, Sequence[float | int | None]]
 """Numbers of a tree's leaves by their names; None for an absent leaf."""
@@ -91,7 +93,8 @@ def predict_files(
     def watched(predict: Callable, tiles: Iterable) -> Iterable:
         return map(predict, watch_tiles(tiles))
 
-    with _kept_if_used(out) as out:
+    out, page_at, page_seconds = Path(out), 0.0, 0.0
+    with stage(out) as place:
         for field, folder in watch(list(zip(fields, _choose_folders(fields, out), strict=True))):
             file = field.path
             try:
@@ -101,34 +104,21 @@ def predict_files(
                 facts: dict = {"picture": str(file), "model": predictor.name}
                 scale = picture.reading.scale
                 facts |= {"scale": scale} if scale != 1 else {}
-                examples.append(_write(folder, made.noted(remark), facts, also))
+                examples.append(_write(place, folder, made.noted(remark), facts, also))
                 folders.append(folder)
+                if time.monotonic() - page_at >= PAGE_EVERY * page_seconds:
+                    page_seconds = _write_page(place, out, predictor, examples)
+                    page_at = time.monotonic()
             except Exception as error:
                 if not (text := words_for(error)):
                     raise
                 problems.append(text if text.startswith(str(file)) else f"{file}: {text}")
         if examples:
-            size, card = examples[0]["size"], describe_model(predictor)
-            frame = frame_content(predictor.branching, size, "Posterior trees", card)
-            page = inline_page(frame | {"examples": examples})
-            write_bytes(out / "index.html", page.encode())
+            _write_page(place, out, predictor, examples)
             folders.insert(0, out / "index.html")
     if problems:
         raise PictureError(problems, len(files), folders)
     return folders
-
-
-@contextmanager
-def _kept_if_used(out: str | PathLike[str]) -> Generator[Path, None, None]:
-    """The folder `out`; if it and its parents were made here and stay empty, they go again, however
-    the work ends."""
-    new = [folder for folder in (Path(out), *Path(out).parents) if not folder.exists()]
-    try:
-        yield make_folder(out)
-    finally:
-        with suppress(OSError):  # the first that is not empty
-            for folder in new:
-                folder.rmdir()
 
 
 def make_folder(out: str | PathLike[str]) -> Path:
@@ -162,40 +152,35 @@ def _is_foreign(folder: Path) -> bool:
     return folder.exists() and not (folder / "tree.json").is_file()
 
 
-def _write(folder: Path, made: Answer, facts: dict, also: Also | None) -> dict:
-    """Fill a folder beside the final one, then put it in its place; returns the page's example."""
-    part, tree = folder.with_name(f".{folder.name}.part"), made.tree
+def _write(place: Path, folder: Path, made: Answer, facts: dict, also: Also | None) -> dict:
+    """Fill a folder on the stage, then put it in its place; returns the page's example."""
+    part, tree = place / folder.name, made.tree
     shutil.rmtree(part, ignore_errors=True)
-    try:
-        part.mkdir()
-        small = tree.map_images(lambda images: shrink(images, SIDE))
-        save_figure(small, part / "tree.png", y=shrink(made.y, SIDE))
-        tree.save(part / "tree.safetensors")
-        if made.x is not None:
-            _save_png(made.x[0], part / "picture.png")
-            facts = facts | {"shows_hidden": "picture.png"}
-        layout = {"branching": list(tree.branching), "size": list(tree.shape[1:])}
-        facts = facts | dict(made.remarks)
-        table = {"schema": SCHEMA, **facts, **layout, "nodes": _write_nodes(part, tree)}
-        write_json(part / "tree.json", table)
-        measures = (also(made, part, facts) if also else None) or {}
-        example = made.describe(folder.name)
-        _put_in_place(part, folder)
-        return example | {"measures": {title: list(v) for title, v in measures.items()}}
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
+    part.mkdir()
+    small = tree.map_images(lambda images: shrink(images, SIDE))
+    save_figure(small, part / "tree.png", y=shrink(made.y, SIDE))
+    tree.save(part / "tree.safetensors")
+    if made.x is not None:
+        _save_png(made.x[0], part / "picture.png")
+        facts = facts | {"shows_hidden": "picture.png"}
+    layout = {"branching": list(tree.branching), "size": list(tree.shape[1:])}
+    facts = facts | dict(made.remarks)
+    table = {"schema": SCHEMA, **facts, **layout, "nodes": _write_nodes(part, tree)}
+    write_json(part / "tree.json", table)
+    measures = (also(made, part, facts) if also else None) or {}
+    example = made.describe(folder.name)
+    put(part, folder)
+    return example | {"measures": {title: list(v) for title, v in measures.items()}}
 
 
-def _put_in_place(part: Path, folder: Path) -> None:
-    """Give a folder its files; of those that were there, other people's stay."""
-    if not folder.exists():
-        part.rename(folder)
-        return
-    for name in ("node_*.png", "count*", "picture.png"):
-        for old in folder.glob(name):
-            old.unlink()
-    for new in part.iterdir():
-        os.replace(new, folder / new.name)
+def _write_page(place: Path, out: Path, predictor: Predictor, examples: list[dict]) -> float:
+    """The explorer of the pictures that are done; returns the seconds it took."""
+    start = time.monotonic()
+    size, card = examples[0]["size"], describe_model(predictor)
+    frame = frame_content(predictor.branching, size, "Posterior trees", card)
+    write_bytes(place / "index.html", inline_page(frame | {"examples": examples}).encode())
+    put_file(place / "index.html", out)
+    return time.monotonic() - start
 
 
 def _write_nodes(folder: Path, tree: Tree) -> list[dict]:
