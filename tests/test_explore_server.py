@@ -30,6 +30,7 @@ from posterior_trees import (
     Tree,
     TreePredictor,
     grow,
+    load,
 )
 from posterior_trees.cli import main
 from posterior_trees.cli.explore import load_measure
@@ -149,7 +150,7 @@ def test_inverting_exchanges_black_and_white() -> None:
 
 @pytest.mark.parametrize("form", ["PNG", "JPEG", "TIFF", "BMP", "WEBP", "GIF"])
 def test_every_usual_format_is_taken_and_fitted_to_the_mask(form: str) -> None:
-    response = post(make_app(make_predictor()), png(picture(30, 17), form))
+    response = post(make_app(make_predictor()), png(picture(30, 17), form), "resize=1")
     assert response.status_code == 200
     assert response.json()["size"] == [8, 8]
 
@@ -315,7 +316,24 @@ SIZES = {
 def test_the_page_is_told_of_both_sizes_when_a_picture_was_resized(kind: str) -> None:
     measurement, size, words = SIZES[kind]
     app = make_app(make_predictor(measurement))
-    assert post(app, png(picture(*size))).json()["resized"] == words
+    assert post(app, png(picture(*size)), "resize=1").json()["resized"] == words
+
+
+def test_a_picture_of_another_size_is_refused_as_in_the_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "photo").write_bytes(png(picture(60, 40)))
+    with pytest.raises(SystemExit):
+        main(["predict", "digits", str(tmp_path / "photo"), "--out", str(tmp_path / "out")])
+    said = capsys.readouterr().err
+    response = post(make_app(load("digits", "cpu")), png(picture(60, 40)), "name=photo")
+    assert response.status_code == 422
+    words = response.json()["error"].removeprefix("photo ")
+    assert "use --digit" in words
+    assert words in said
+    with pytest.raises(SystemExit):
+        main(["explore", "digits", str(tmp_path / "photo"), "--save", str(tmp_path / "p.html")])
+    assert words in capsys.readouterr().err
 
 
 def test_the_sizes_are_those_of_the_upright_picture() -> None:
@@ -324,7 +342,7 @@ def test_the_sizes_are_those_of_the_upright_picture() -> None:
     exif[0x0112] = 6
     Image.fromarray(picture(20, 30)).save(stream, "JPEG", exif=exif)
     app = make_app(make_predictor())
-    assert "from 30×20 to 8×8" in post(app, stream.getvalue()).json()["resized"]
+    assert "from 30×20 to 8×8" in post(app, stream.getvalue(), "resize=1").json()["resized"]
 
 
 def test_being_resized_is_told_beside_another_hole_too() -> None:
@@ -338,7 +356,7 @@ def test_being_resized_is_told_beside_another_hole_too() -> None:
 
 
 def send_hole(app: Any, hole: bytes, content: bytes | None = None) -> Any:
-    query = f"clean=1&hole={len(hole)}"
+    query = f"clean=1&resize=1&hole={len(hole)}"
     return post(app, (png(picture()) if content is None else content) + hole, query)
 
 

@@ -25,6 +25,7 @@ def test_an_own_picture_gets_its_tree(
     assert opened.locator("#examples button").count() == 1
     Image.linear_gradient("L").resize((50, 40)).save(tmp_path / "mine.png")
     opened.locator("#own-button").click()
+    opened.locator("#resize").check()
     opened.locator("#file").set_input_files(tmp_path / "mine.png")
     opened.wait_for_selector("#examples button:nth-child(2)")
     assert opened.locator("#examples [aria-current=true]").inner_text() == "mine.png"
@@ -34,12 +35,31 @@ def test_an_own_picture_gets_its_tree(
     assert opened.locator("#truth img").count() == 1
 
 
+def test_a_picture_of_another_size_is_taken_when_the_reader_says_how(
+    visit: Callable[..., Any], served: str, tmp_path: Path
+) -> None:
+    opened = visit(served, expected="422")
+    opened.wait_for_selector("body.ready")
+    Image.linear_gradient("L").resize((50, 40)).save(tmp_path / "photo.png")
+    opened.locator("#file").set_input_files(tmp_path / "photo.png")
+    opened.wait_for_selector("#own[open]")
+    said = opened.locator("#message").inner_text()
+    assert "is 40×50 (height×width), the model takes 28×28" in said
+    assert opened.locator("#examples button").count() == 1
+    opened.get_by_text("Cut and resize it to 28×28 pixels").click()
+    opened.wait_for_selector("#examples button:nth-child(2)")
+    assert opened.locator("#examples [aria-current=true]").inner_text() == "photo.png"
+    assert opened.locator("#message").is_hidden()
+
+
 def test_a_picture_that_was_resized_says_so_beside_it(
     visit: Callable[..., Any], served: str, tmp_path: Path
 ) -> None:
     opened = visit(served, height=640)
     opened.wait_for_selector("body.ready")
     assert opened.locator("#resized").is_hidden()  # examples need not say anything
+    opened.locator("#own-button").click()
+    opened.locator("#resize").check()
     words = {
         (28, 28): "",
         (56, 56): "resized from 56×56 to 28×28 (height×width)",

@@ -40,7 +40,7 @@ def check_scale(scale: float | int, measurement: Measurement) -> None:
     if scale != 1 and measurement.size:
         raise InputError(
             f"the model takes {times(measurement.size)} pixels and nothing else: leave --scale out "
-            "(`--resize` and the explorer's page bring pictures to that size)"
+            "(--resize brings pictures to that size)"
         )
 
 

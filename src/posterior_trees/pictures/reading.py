@@ -350,9 +350,9 @@ def _check_size(pixels: Tensor | np.ndarray, predictor: Predictor, what: str) ->
     if size and tuple(pixels.shape[-2:]) != size:
         have, want = times(pixels.shape[-2:]), times(size)
         takes = takes_digits(predictor)
-        find = "for a photograph or a scan of a digit use `--digit`; else "
+        find = "for a photograph or a scan of a digit use --digit; else "
         raise InputError(
             f"{what} is {have} (height×width), the model takes {want}: {find if takes else ''}"
-            f"resize it to {want}, or let `--resize` do it (in Python: "
-            f"predictor.predict(file, {'digit' if takes else 'resize'}=True))"
+            f"resize it to {want}, or let --resize cut and resize it (on the page tick it; in "
+            f"Python: predictor.predict(file, {'digit' if takes else 'resize'}=True))"
         )

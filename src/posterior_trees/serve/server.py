@@ -176,7 +176,7 @@ def split_body(content: bytes, count: str) -> tuple[bytes, bytes | None]:
 
 
 def read_query(query: Mapping[str, str]) -> Reading:
-    """What a client wants done to a picture; it is brought to the size that the model takes."""
+    """What a client wants done to a picture."""
     try:
         levels = [float(part) for part in query.get("levels", "").split(",") if part.strip()]
         gamma = float(query.get("gamma") or 1)
@@ -186,10 +186,10 @@ def read_query(query: Mapping[str, str]) -> Reading:
         scale = float(query.get("scale") or 1)
     except ValueError:
         raise RefusedError(422, "the scale is one number, 0.5 for half the size") from None
-    is_digit = query.get("digit") == "1"
     return Reading.of(
-        resize=not is_digit, digit=is_digit, scale=scale, levels=levels or None, gamma=gamma,
-        invert=query.get("invert") == "1", is_clean={"0": False, "1": True}.get(query.get("clean")),
+        resize=query.get("resize") == "1", digit=query.get("digit") == "1", scale=scale,
+        levels=levels or None, gamma=gamma, invert=query.get("invert") == "1",
+        is_clean={"0": False, "1": True}.get(query.get("clean")),
     )  # fmt: skip
 
 
@@ -208,6 +208,8 @@ def describe_server(predictor: Predictor, limits: Limits, proposed: Reading) -> 
         "gamma": adjustment.gamma,
         "invert": adjustment.is_inverted,
         "digit": proposed.digit if is_of_digits else None,
+        "size": measurement.size or None,
+        "resize": proposed.resize,
         "scale": None if measurement.size else proposed.scale,
     }
 

@@ -28,7 +28,7 @@ def describe_start(
 ) -> list[dict]:
     """Examples of the given files, or of sample digits where the model takes digits; `warn` hears
     of files that do not fit the model or its size."""
-    reading = reading or Reading(resize=True)
+    reading = reading or Reading()
     reading.check(predictor)
     pictures = [read(file, predictor, reading) for file in files]
     names = [file.name for file in files]

@@ -7,6 +7,7 @@ import { $, data, onRender, state, update } from "./state.js";
 
 const server = data.server;
 let latest = 0;
+let refused = null; // a file of another size or kind, until the reader says what to do with it
 
 // What is sent: the picture, and after it the hole, where it is not the model's own.
 async function request(blob, title, { isSketch, hole }) {
@@ -16,7 +17,10 @@ async function request(blob, title, { isSketch, hole }) {
   const response = await fetch(`api/predict?${query}`, { method: "POST", body });
   const answer = await response.json().catch(() => ({ error: `the server said ${response.status}` }));
   if (/--(levels|scale)/.test(`${answer.error}${answer.note}`)) $("values").open = true;
-  if (!response.ok) throw new Error(answer.error);
+  if (!response.ok) {
+    if (!isSketch && /--(digit|resize)/.test(answer.error)) offer(blob, title);
+    throw new Error(answer.error);
+  }
   return answer;
 }
 
@@ -24,7 +28,7 @@ async function request(blob, title, { isSketch, hole }) {
 function adjustment() {
   if ($("digit").checked) return { digit: 1, clean: 1 };
   const levels = [$("black").value, $("white").value];
-  return { invert: Number($("invert").checked), gamma: $("gamma").value || 1,
+  return { invert: Number($("invert").checked), resize: Number($("resize").checked), gamma: $("gamma").value || 1,
     scale: server.scale === null ? 1 : $("zoom").value || 1,
     levels: levels.some(Boolean) ? levels.map((value) => value || "?").join(",") : "" };
 }
@@ -38,8 +42,23 @@ function proposeAdjustment() {
   $("values").open = Boolean(server.levels) || server.gamma !== 1 || (server.scale ?? 1) !== 1;
   $("digit-label").hidden = server.digit === null;
   $("digit").checked = Boolean(server.digit);
-  $("digit").addEventListener("change", showWays);
+  $("resize-label").hidden = !server.size;
+  $("takes").textContent = server.size?.join("×");
+  $("resize").checked = server.resize;
+  for (const way of ["digit", "resize"]) $(way).addEventListener("change", takeUp);
   showWays();
+}
+
+// A file was refused for its size: show what may be done about it; ticking that sends it again.
+function offer(blob, title) {
+  refused = { blob, title };
+  if (!$("own").open) $("own").show();
+}
+
+function takeUp({ target }) {
+  if (target.checked) for (const way of ["digit", "resize"]) $(way).checked = way === target.id;
+  showWays();
+  if (target.checked && refused) ask(refused.blob, refused.title);
 }
 
 // In a photograph of a digit the program finds black, white and size by itself, and it is clean.
@@ -67,7 +86,7 @@ async function ask(blob, title, { isSketch = false, hole = null } = {}) {
     data.examples.unshift(Object.assign(made, { isSketch }));
     data.size = data.examples.length === 1 ? made.size : data.size;
     update({ example: 0, path: [], truth });
-    if (!isSketch) $("own").close();
+    if (!isSketch) { $("own").close(); refused = null; }
   } catch (error) {
     const isDown = error instanceof TypeError;
     if (mine === latest) {
