@@ -62,15 +62,15 @@ def looks_like_image(start: bytes) -> bool:
     return any(accept(start) for accept in accepts if accept)
 
 
-def count_images(path: Path) -> int:
-    """How many images Pillow sees in a file."""
-    with path.open("rb") as file, _errors_name(str(path)), Image.open(file, formats=FORMATS) as i:
-        return getattr(i, "n_frames", 1)
+def has_more_images(path: Path) -> bool:
+    """Whether Pillow sees more than one image in a file."""
+    with path.open("rb") as file, errors_name(str(path)), Image.open(file, formats=FORMATS) as i:
+        return _has_more(i)
 
 
 def read_header(file: BufferedReader | BytesIO, name: str) -> Header:
     """Size and depth of an image as `decode` will give it."""
-    with _errors_name(name), Image.open(file, formats=FORMATS) as image:
+    with errors_name(name), Image.open(file, formats=FORMATS) as image:
         width, height = image.size
         if image.getexif().get(0x0112) in SIDEWAYS:
             width, height = height, width
@@ -100,10 +100,9 @@ def decode_raw(
 ) -> Stored:
     """The same, but numbers that are not of 8 or 16 bits come as float32, whatever their range, and
     unless `is_cut` the whole image becomes `size`, not its centre."""
-    with _errors_name(name), Image.open(file, formats=FORMATS) as image:
-        frames = getattr(image, "n_frames", 1)
-        if frames > 1 and image.format != "MPO":
-            raise DataError(f"{name} holds {frames} images. Save each as a file of its own")
+    with errors_name(name), Image.open(file, formats=FORMATS) as image:
+        if image.format != "MPO" and _has_more(image):
+            raise DataError(f"{name} holds more than one image. Save each as a file of its own")
         image.load()
         upright = ImageOps.exif_transpose(image)
         if upright.mode[0] in "IF":
@@ -126,6 +125,17 @@ def fit_values(
         is_whole = values.dtype.kind in "iu" and abs(values.astype(np.int64)).max() < 2**31
         values = values.astype(np.int32 if is_whole else np.float32)
     return _deep(Image.fromarray(values), name, channels, size, is_cut)
+
+
+def _has_more(image: Image.Image) -> bool:
+    """Whether there is a second frame; counting them takes minutes where there are many."""
+    if image.format not in ("GIF", "TIFF"):
+        return getattr(image, "n_frames", 1) > 1  # which their headers say
+    try:
+        image.seek(1)
+    except EOFError:
+        return False
+    return True
 
 
 def fit(image: Image.Image, size: tuple[int, ...], is_cut: bool = True) -> Image.Image:
@@ -161,7 +171,7 @@ def _deep(
 
 
 @contextmanager
-def _errors_name(file: str) -> Generator[None, None, None]:
+def errors_name(file: str) -> Generator[None, None, None]:
     """Turn what goes wrong inside Pillow into one clear error that names the file."""
     try:
         yield

@@ -10,7 +10,6 @@ What is done to a file's values, and whether they then fit the model, is in `ima
 """
 
 from collections.abc import Mapping, Sequence
-from io import BytesIO
 from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,7 +21,8 @@ from torch import Tensor
 
 from posterior_trees.errors import DataError, InputError, MissingError
 from posterior_trees.imaging.adjust import SLACK, Adjustment, refuse_with_digit
-from posterior_trees.imaging.decode import Stored, count_images, decode_raw, fit_values, read_header
+from posterior_trees.imaging.decode import Stored, fit_values, has_more_images
+from posterior_trees.imaging.guarded import decode_picture, picture_header
 from posterior_trees.imaging.ome_zarr import is_zarr
 from posterior_trees.imaging.pixels import to_float
 from posterior_trees.imaging.size import (
@@ -200,7 +200,7 @@ def open_plane(path: str | PathLike[str], predictor: Predictor, plane: Plane) ->
     try:
         stack = open_stack(path, plane.series)
     except MissingError:
-        if is_told or file.is_dir() or count_images(file) > 1:
+        if is_told or file.is_dir() or has_more_images(file):
             raise
         return None  # Pillow reads plain TIFF without tifffile
     if stack is None or (is_photograph(stack) and not is_told):
@@ -212,31 +212,30 @@ def open_plane(path: str | PathLike[str], predictor: Predictor, plane: Plane) ->
         raise
 
 
-def _open(source: str | PathLike[str] | bytes, name: str) -> BytesIO:
+def _open(source: str | PathLike[str] | bytes, name: str) -> bytes:
     if isinstance(source, bytes):
         if not source:
             raise DataError(f"{name} is empty. Choose a picture file")
-        return BytesIO(source)
+        return source
     path = Path(source)
     if path.is_dir():
         raise DataError(f"{path} is a folder. Name the pictures in it")
     if not path.exists():
         raise DataError(f"{path} does not exist. Check the name")
-    return BytesIO(path.read_bytes())
+    return path.read_bytes()
 
 
 def _read_file(
-    file: BytesIO, predictor: Predictor, reading: Reading, name: str
+    content: bytes, predictor: Predictor, reading: Reading, name: str
 ) -> tuple[Stored, tuple[int, int]]:
     """The stored values `(c, h, w)`, as many channels and pixels as the model takes, and the
     picture's own height and width."""
     wanted = _channels(predictor)
-    height, width, *_ = read_header(file, name)
-    file.seek(0)
+    height, width, *_ = picture_header(content, name)
     if reading.digit:
-        return find_digit(decode_raw(file, name, 1), name), (height, width)
+        return find_digit(decode_picture(content, name, 1), name), (height, width)
     size, block = _size((height, width), predictor, reading, name)
-    stored = decode_raw(file, name, wanted, () if block else size, is_cut=reading.scale == 1)
+    stored = decode_picture(content, name, wanted, () if block else size, is_cut=reading.scale == 1)
     stored = block_means(stored, block) if block else stored
     _check_size(stored, predictor, name)
     return stored, (height, width)

@@ -7,13 +7,10 @@ shows them small. An inpainting model also takes another hole than its own (`hol
 """
 
 import math
-from io import BytesIO
 from typing import NamedTuple
 
-from PIL import Image
-
 from posterior_trees.errors import DataError, InputError
-from posterior_trees.imaging.decode import FORMATS, UNREADABLE
+from posterior_trees.imaging.guarded import picture_size
 from posterior_trees.imaging.size import scale_size
 from posterior_trees.pictures.answer import Answer, answer, is_measured_here
 from posterior_trees.pictures.reading import Reading, read
@@ -66,11 +63,10 @@ def ask(
 
 def check_pixels(content: bytes, name: str, limits: Limits) -> tuple[int, int]:
     """Height and width by what a file says of itself, before any pixel is decoded; too many are
-    refused. (Not by `read_header`: to find the orientation, Pillow may decode the whole file.)"""
+    refused. (Not by its header: to find the orientation, Pillow may decode the whole file.)"""
     try:
-        with Image.open(BytesIO(content), formats=FORMATS) as image:
-            width, height = image.size
-    except (Image.DecompressionBombError, *UNREADABLE):
+        height, width = picture_size(content, name)
+    except DataError:
         return 0, 0  # decoding will say what is wrong
     _check_area((height, width), name, limits)
     return height, width

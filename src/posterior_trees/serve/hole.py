@@ -5,8 +5,6 @@ takes any hole (the answers still agree with every pixel that is visible), so th
 and says every time that the model was not trained for it.
 """
 
-from io import BytesIO
-
 import numpy as np
 import torch
 from jaxtyping import Bool
@@ -15,7 +13,7 @@ from torch import Tensor
 
 from posterior_trees.errors import DataError
 from posterior_trees.explore.content import png_url
-from posterior_trees.imaging.decode import decode, read_header
+from posterior_trees.imaging.guarded import decode_picture, picture_header
 
 NOTE = (
     "This is not the hole that the model was trained for: its answers agree with what is visible, "
@@ -42,13 +40,13 @@ def describe_paper(predictor) -> dict | None:
 
 def read_hole(content: bytes, size: tuple[int, ...]) -> Bool[Tensor, "h w"]:
     """A hole from a picture of exactly this size: white is hidden, black is visible."""
-    height, width, *_ = read_header(BytesIO(content), "the hole")
+    height, width, *_ = picture_header(content, "the hole")
     if (height, width) != tuple(size):
         raise DataError(
             f"the hole is {height}×{width}, this model takes {size[0]}×{size[1]} pixels. "
             "Draw it at that size"
         )
-    pixels = decode(BytesIO(content), "the hole", 1)[0]
+    pixels = decode_picture(content, "the hole", 1)[0]
     if other := sorted(set(np.unique(pixels).tolist()) - {0, 255}):
         raise DataError(
             f"the hole has a pixel of value {other[0]}. Each must be 0 (visible) or 255 (hidden)"
