@@ -1,10 +1,12 @@
 """`ptrees calibrate`: certificates in model files, what is printed, refused and drawn."""
 
+import json
 import re
 import struct
 
 import pytest
 import torch
+from PIL import Image
 from test_guarantee import draw_trees
 from tiny import make_blobs, make_recipe
 
@@ -16,6 +18,7 @@ from posterior_trees.guarantee.certify import judge_trees
 from posterior_trees.guarantee.report import diagnose, draw_report, sizes_of
 from posterior_trees.models import checkpoint
 from posterior_trees.models.build import build_predictor
+from posterior_trees.pictures.nuclei.report import count_table
 
 
 def write_blobs(folder, train: int = 20, test: int = 90) -> None:
@@ -199,3 +202,32 @@ def test_shipped_models_carry_certificates_from_images_that_were_not_trained_on(
     if smaller is not None:
         with pytest.raises(GuaranteeError, match=r"pictures of 260×348, this one is 256×348"):
             smaller.cut()
+
+
+def test_predicted_pictures_come_with_what_is_promised_of_them(world, capsys):
+    calibrate(world, "--measure", "ink", "--measure", "nuclei=0.5")
+    picture = world / "picture.png"
+    Image.fromarray(make_blobs(1, seed=7).x[0, 0].numpy()).save(picture)
+    main(["predict", str(world / "m.safetensors"), str(picture), "--out", str(world / "out")])
+    said = json.loads((world / "out" / "picture" / "tree.json").read_text())["promise"]
+    assert said["level"] == 0.9
+    assert said["intervals"].keys() == {"ink", "nuclei=0.5"}
+    assert 0 <= said["intervals"]["ink"][0] <= said["intervals"]["ink"][1] <= 1
+    assert said["p"] is not None
+    assert '"cut"' in (world / "out" / "index.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("promise", "said"),
+    [
+        ({"withdrawn": "", "intervals": {"nuclei": [2.3, 7.8]}, "words": "90 of 100 times"},
+         "3 to 7 nuclei 90 of 100 times"),
+        ({"withdrawn": "pictures of 9×9"}, "no promise: pictures of 9×9"),
+        ({"withdrawn": "", "intervals": {}}, None),
+    ],
+)  # fmt: skip
+def test_a_table_of_counts_says_what_is_promised(promise, said):
+    facts = {"leaves": [], "nuclei": [], "threshold": 0.5, "smallest": 25, "tiles": 1, "mean": 5.0,
+             "spread": 1.0, "promise": promise}  # fmt: skip
+    caption = str(count_table(facts, "a field").caption)
+    assert (said in caption) if said else ("promise" not in caption)

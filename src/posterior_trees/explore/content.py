@@ -105,8 +105,18 @@ def _describe(
         "truth_path": None if x is None else tree.descend(x[None].to(tree.root))[0].tolist(),
         "levels": levels,
         "measures": {str(title): _values(tree, f, str(title)) for title, f in measures.items()},
-        **({} if tree.guarantee is None else {"promise": tree.guarantee.for_page(tree)}),
+        **_promise(tree, side),
     }
+
+
+def _promise(tree: Tree, side: int | None) -> dict:
+    """What is promised; a box of a shrunk picture is none of the promise's boxes."""
+    if tree.guarantee is None:
+        return {}
+    said = tree.guarantee.for_page(tree)
+    if side and max(tree.shape[1:]) > side:
+        said.pop("boxes", None)
+    return {"promise": said}
 
 
 def _values(tree: Tree, measure: Measure, title: str) -> list[float | None]:

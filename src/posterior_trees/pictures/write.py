@@ -10,7 +10,9 @@ out/<stem>/tree.json         `{"schema": 1, "picture", "model", "branching", "si
                              [{"path": [0, 1], "probability", "image": "node_0.1.png"}…]}`, and
                              `"shows_hidden": "picture.png"` where that is there, a `"note"` of what
                              may be wrong with the picture, how it was `"resized"`, if it was, and
-                             to which `"scale"`, if that was asked for
+                             to which `"scale"`, if that was asked for; of a model with a guarantee
+                             the `"promise"`: `"cut"` (paths), `"intervals"` by measure, `"radius"`,
+                             `"level"`, the p-value `"p"`, or why it is `"withdrawn"`
 out/<stem>/count*            with `--count`: the nuclei in the leaves, see `pictures/count.py`
 """
 
@@ -165,6 +167,9 @@ def _write(place: Path, folder: Path, made: Answer, facts: dict, also: Also | No
         facts = facts | {"shows_hidden": "picture.png"}
     layout = {"branching": list(tree.branching), "size": list(tree.shape[1:])}
     facts = facts | dict(made.remarks)
+    if tree.guarantee is not None:
+        said = tree.guarantee.for_page(tree)
+        facts = facts | {"promise": {k: v for k, v in said.items() if k != "boxes"}}
     table = {"schema": SCHEMA, **facts, **layout, "nodes": _write_nodes(part, tree)}
     write_json(part / "tree.json", table)
     measures = (also(made, part, facts) if also else None) or {}

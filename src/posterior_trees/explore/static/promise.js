@@ -83,10 +83,12 @@ export function renderPromise() {
   const intervals = Object.entries(promise.intervals ?? {})
     .map(([name, [low, high]]) => `${name} ${short(low)} – ${short(high)}`);
   words.replaceChildren(...(promise.withdrawn ? [`${capital(promise.withdrawn)}: no promise`]
-    : [element("b", { textContent: "Ringed nodes hold the truth's path" }), ` ${promise.words}; `,
+    : [element("b", { textContent: heading(promise.cut) }), ` ${promise.words}; `,
       [...intervals, `within ${short(promise.radius)} (RMSE) of some leaf`].join("; "),
       ". Each on its own, on average over such images: not for this one, nor for one class."]));
 }
 
+const heading = (cut) => (cut.some((node) => !node.length)
+  ? "No branch can be left out: what follows is promised" : "Ringed nodes hold the truth's path");
 const short = (value) => String(Number(value.toPrecision(3)));
 const capital = (text) => text.charAt(0).toUpperCase() + text.slice(1);

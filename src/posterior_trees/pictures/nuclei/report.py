@@ -5,8 +5,9 @@
 count.json          `{"schema": 1, "threshold", "smallest", "tiles", "mean", "spread",
                     "spread_together", "leaves": [{"path", "probability", "nuclei",
                     "bright_pixels"}…], "nuclei": [{"row", "column", "pixels", "probability",
-                    "leaves": [path…]}…]}`, and of `tree.json` the `"note"`, `"resized"` and
-                    `"scale"` that it has: places and pixels are those of the scaled picture
+                    "leaves": [path…]}…]}`, and of `tree.json` the `"note"`, `"resized"`,
+                    `"scale"` and `"promise"` that it has: places and pixels are those of the scaled
+                    picture
 count_leaves.csv    the leaves, a row each
 count_nuclei.csv    the inventory, a row each
 count.png           the root with the inventory: green is in all leaves, orange is not
@@ -14,6 +15,7 @@ count.png           the root with the inventory: green is in all leaves, orange 
 
 import csv
 import io
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
 
 SCHEMA = 1
 PRINTED = 20
-KEPT = ("note", "resized", "scale")
+KEPT = ("note", "resized", "scale", "promise")
 """What `count.json` repeats of `tree.json`: who reads a number should read its doubts."""
 ENLARGED = 3072
 """Pixels of the longer side up to which `count.png` is enlarged, three times at most."""
@@ -107,6 +109,15 @@ def count_table(facts: dict[str, Any], title: str) -> "Table":
         caption += (
             f"; rows, columns and pixels are those of the picture at {facts['scale']:g} of its "
             "size: divide rows and columns by that"
+        )
+    promise = facts.get("promise", {})
+    if promise.get("withdrawn"):
+        caption += f"; no promise: {promise['withdrawn']}"
+    elif "nuclei" in promise.get("intervals", {}):
+        low, high = promise["intervals"]["nuclei"]
+        caption += (
+            f"; {math.ceil(low - 1e-6)} to {math.floor(high + 1e-6)} nuclei {promise['words']}, "
+            "counted in each leaf by Otsu's threshold of its own"
         )
     table = Table(
         title=f"{title}: {facts['mean']:.1f} ± {facts['spread']:.1f} nuclei; {len(doubtful)} of "
