@@ -2,6 +2,9 @@
 
 With the training digits at hand (--data DIR, as for `ptrees train`) also the one of a comparison:
 the rival is a tree of the training digits whose visible part is nearest to the input.
+
+explorer.png is the page of `make demo`: chromium --headless --force-prefers-reduced-motion
+--hide-scrollbars --window-size=1400,1000 --screenshot=docs/explorer.png demo/index.html
 """
 
 import argparse

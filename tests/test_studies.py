@@ -571,7 +571,7 @@ def test_a_table_has_means_and_ranges_over_seeds() -> None:
     rows = [{**common, "psnr": [14.0, 15.0]}, {**common, "psnr": [14.2, 15.0]}]
     rows.append({**common, "variant": "b", "label": "B", "psnr": [10.0]})
     _, _, a, b = table("some", rows).splitlines()
-    assert a.startswith("| A | 2 | 14.10 ± 0.10 | 15.00 ± 0.00 | 1.000 ± 0.000 | +0.010 ± 0.000 |")
+    assert a.startswith("| A | 2 | 14.10±0.10 | 15.00±0.00 | 1.000±0.000 | +0.010±0.000 |")
     assert b.startswith("| B | 1 | 10.00 | 10.00 |")
     for psnr in (-40.0, math.nan):
         lost = table("some", [rows[0], {**rows[1], "psnr": [psnr, 15.0]}])

@@ -11,7 +11,7 @@ seeds = [json.loads(file.read_text()) for file in sorted(folder.glob("seed*.json
 
 def spread(values: list[float], digits: int) -> str:
     deviation = statistics.stdev(values) if len(values) > 1 else 0.0
-    return f"{statistics.mean(values):.{digits}f} ± {deviation:.{digits}f}"
+    return f"{statistics.mean(values):.{digits}f}±{deviation:.{digits}f}"
 
 
 n, depths = seeds[0]["n"], range(len(seeds[0]["psnr"]))

@@ -87,5 +87,5 @@ def _cell(column: Column, rows: list[Row]) -> str:
     mean, half_range = over_seeds(rows, column.value)
     text = column.form.format(mean)
     if len(rows) > 1:
-        text += f" ± {column.form.replace('+', '').format(half_range)}"
+        text += f"±{column.form.replace('+', '').format(half_range)}"
     return text
