@@ -218,7 +218,7 @@ MISTAKES = {
     ),
     "unreadable picture": (
         ["predict", "model.safetensors", "text.png", "--out", "o"],
-        "1 of 1 pictures.*text.png is truncated or not an image",
+        "1 of 1 picture .*text.png is truncated or not an image",
     ),
     "missing picture": (
         ["predict", "model.safetensors", "none.png", "--out", "o"],

@@ -124,7 +124,7 @@ def test_weights_of_nan_do_not_load(model):
     name = next(iter(weights))
     weights[name].view(-1)[0] = float("inf")
     store.write(model, weights, facts)
-    with pytest.raises(ModelError, match=f"NaN or infinite weights in 1 tensors, first '{name}'"):
+    with pytest.raises(ModelError, match=f"NaN or infinite weights in 1 tensor, first '{name}'"):
         load(model)
 
 

@@ -226,7 +226,7 @@ def test_colour_and_grey_turn_into_one_another() -> None:
 def test_what_has_no_known_range_or_one_image_is_refused() -> None:
     with pytest.raises(DataError, match="floating-point"):
         read(Image.fromarray(np.zeros((4, 4), np.float32)), 1, "tiff")
-    with pytest.raises(DataError, match="1 pixels that are NaN"):
+    with pytest.raises(DataError, match="1 pixel of NaN"):
         read(Image.fromarray(np.diag([np.nan, 1, 1, 1]).astype(np.float32)), 1, "tiff")
     with pytest.raises(DataError, match="32-bit pixels, up to 70000"):
         read(Image.fromarray(np.full((4, 4), 70000, np.int32)), 1, "tiff")
@@ -1047,3 +1047,20 @@ def test_a_gzip_bomb_is_refused_before_it_is_unpacked(tmp_path) -> None:
             read_idx(file)
         assert time.monotonic() - start < 0.5
         assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # kB
+
+
+@pytest.mark.parametrize(("name", "fix"), [("photos", ""), ("mine", ", with data.name = 'photos'")])
+def test_a_set_given_for_the_folder_around_it_is_noticed(photos, name, fix) -> None:
+    with pytest.raises(DataError, match=r"has images itself \(00\.png, …\)") as error:
+        load_split(spec(name=name), photos / "photos", "train")
+    assert str(error.value).endswith(f"Give --data {photos}{fix}")
+
+
+def test_idx_files_given_for_the_folder_around_them_are_noticed(digits) -> None:
+    with pytest.raises(DataError, match=rf"has images itself .*Give --data {digits}$"):
+        load_split(spec(name="mnist", kind="idx", split="files"), digits / "mnist", "train")
+
+
+def test_channels_given_for_the_folder_around_them_are_noticed(cells) -> None:
+    with pytest.raises(DataError, match=rf"has images itself \(x, …\).*Give --data {cells}$"):
+        load_split(spec(name="cells", **PAIRS), cells / "cells", "train")

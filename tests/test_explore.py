@@ -228,7 +228,7 @@ def test_unfitting_companions_are_named() -> None:
     trees = make_trees()
     with pytest.raises(ValueError, match="3 inputs for 2 trees"):
         page(trees, inputs=torch.rand(3, 1, 6, 5))
-    with pytest.raises(ValueError, match="1 names for 2 trees"):
+    with pytest.raises(ValueError, match="1 name for 2 trees"):
         page(trees, inputs=inputs_of(trees), names=["one"])
     with pytest.raises(ValueError, match="inputs have 4 channels"):
         page(trees, inputs=torch.rand(2, 4, 6, 5))

@@ -731,7 +731,7 @@ def test_mistakes_on_the_command_line_are_explained(
     assert "not an image" in refuse(capsys, name, str(tmp_path / "text.png"), "--save", html)
     assert "write NAME=FILE" in refuse(capsys, name, a, "--compare", "x", "--save", html)
     three = f"x={tmp_path / 'three'}"
-    assert "3 trees for 1 pictures" in refuse(capsys, name, a, "--compare", three, "--save", html)
+    assert "3 trees for 1 picture" in refuse(capsys, name, a, "--compare", three, "--save", html)
     assert "MODULE:FUNCTION" in refuse(capsys, name, a, "--measure", "nowhere:f", "--save", html)
     assert "ports are 0 to 65535" in refuse(capsys, name, "--port", "70000", "--no-browser")
     assert load_measure("math:fsum") == ("fsum", __import__("math").fsum)

@@ -168,7 +168,7 @@ def test_colourisation_takes_colour_or_grey_and_keeps_its_mean(tmp_path: Path) -
     ("model", "shape", "numbers"),
     [
         (GREY, (3, 9, 7), "3 channels.* takes 1;"),
-        (COLOUR, (2, 1, 9, 7), "1 channels.* takes 3;"),
+        (COLOUR, (2, 1, 9, 7), "1 channel, .* takes 3;"),
         (COLOUR, (9, 7, 3), "9 channels.* takes 3;"),
         (predictor_of(Colorize(), 3), (2, 9, 7), "2 channels.* takes 3 or 1;"),
         (predictor_of(Paired(3, 1), 3), (3, 9, 7), "3 channels.* takes 1;"),
@@ -501,7 +501,7 @@ def test_the_command_prints_no_line_where_it_wrote_nothing(tmp_path: Path, capsy
         cli.main(["predict", "digits", str(tmp_path / "no.png"), "--out", str(tmp_path / "out")])
     said = capsys.readouterr()
     assert said.out == ""
-    assert "1 of 1 pictures could not be predicted" in said.err
+    assert "1 of 1 picture could not be predicted" in said.err
     assert not (tmp_path / "out").exists()
 
 

@@ -309,7 +309,7 @@ def test_tiles_are_used_above_the_limit_or_when_asked_for() -> None:
 def test_wrong_tiles_are_explained() -> None:
     with pytest.raises(ValueError, match=r"tiles of 64 pixels overlap by 48; choose .* to 32"):
         predict_tiled(predictor_of(Answers()), field(100, 100), tile=64, overlap=48)
-    with pytest.raises(ValueError, match=r"tiles of 1 pixels are too small; choose at least 2"):
+    with pytest.raises(ValueError, match=r"tiles of 1 pixel are too small; choose at least 2"):
         predict_tiled(predictor_of(Answers()), field(100, 100), tile=1, overlap=1)
     hole = Inpaint.box((0, 3), (0, 3), (100, 100))
     predictor = TreePredictor(Answers(), hole, branching=(3, 2), channels=1)

@@ -52,6 +52,11 @@ class MeasureError(GuaranteeError):
     """A measure without a promise, or one that fails on an image."""
 
 
+def plural(number: int, thing: str) -> str:
+    """`1 pixel`, `2 pixels`."""
+    return f"{number:,} {thing}{'' if number == 1 else 's'}"
+
+
 def words_for(error: BaseException) -> str:
     """What to tell the user; nothing if it is a bug."""
     if isinstance(error, PosteriorTreesError | OSError):

@@ -25,7 +25,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from torch import Tensor
 
-from posterior_trees.errors import InputError
+from posterior_trees.errors import InputError, plural
 from posterior_trees.tree import Tree, level_sizes
 
 FORMATS = (".png", ".jpg", ".svg", ".pdf")
@@ -261,12 +261,14 @@ def _check(trees: Tree, *, y, x, path, names) -> None:
     for name, batch in {"tree": trees.root, "y": y, "x": x}.items():
         if batch is not None and batch.shape[1] not in (1, 3):
             raise InputError(
-                f"{name} has {batch.shape[1]} channels; a figure draws 1 (grey) or 3 (RGB)"
+                f"{name} has {plural(batch.shape[1], 'channel')}; a figure draws 1 (grey) or 3 "
+                "(RGB)"
             )
     for name, batch in {"y": y, "x": x, "path": path, "names": names}.items():
         if batch is not None and len(batch) != len(trees):
             raise InputError(
-                f"{name} holds {len(batch)} images, the tree {len(trees)}: give one for each"
+                f"{name} holds {plural(len(batch), 'image')}, the tree {len(trees)}: give one for "
+                "each"
             )
     if path is not None and path.shape[1] != trees.depth + 1:
         raise InputError(

@@ -7,6 +7,7 @@ from typing import Any
 
 from posterior_trees.cli.model import add_model, load_model
 from posterior_trees.cli.options import add_data, add_device, add_limit, add_split
+from posterior_trees.errors import plural
 
 SEEN_APART = 0.25
 """Pixels between the truth and the root of pairs from which on `evaluate` speaks of it."""
@@ -73,7 +74,8 @@ def print_scores(table: dict[str, Any]) -> None:
     from posterior_trees.metrics import LEAST_PROBABILITY
 
     console = Console()
-    seen = f"{table['n']} images" + (f" in {table['groups']} groups" if "groups" in table else "")
+    seen = plural(table["n"], "image")
+    seen += f" in {plural(table['groups'], 'group')}" if "groups" in table else ""
     grid = Table(
         title=f"{table['model']} · {table['task']} · {table['split']} ({seen})",
         caption="mean ± standard deviation over images",

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from posterior_trees.cli.options import add_changes, add_data, add_device, command_line, count
+from posterior_trees.errors import plural
 
 if TYPE_CHECKING:
     from posterior_trees.progress import Progress
@@ -51,7 +52,7 @@ def run_train(arguments: argparse.Namespace) -> None:
     say = partial(print, file=sys.stderr) if (is_first := is_first_process()) else (lambda _: None)
     images = load_images(recipe.data, arguments.data)
     held_out = f", {len(images[1])} to validate" if images[1] is not None else ""
-    say(f"{len(images[0])} images to train on{held_out}")
+    say(f"{plural(len(images[0]), 'image')} to train on{held_out}")
     for warning in oddities(images[0]) if is_first else ():
         say(f"warning: {warning}")
     processes = int(os.environ.get("WORLD_SIZE", arguments.devices))

@@ -4,10 +4,12 @@ We pass on none of them but MNIST's address: most are for research only, and the
 be asked. `docs/data.md` tells how each set was prepared.
 """
 
+import itertools
 from dataclasses import dataclass
 from pathlib import Path
 
 from posterior_trees.assets import DIGITS
+from posterior_trees.data.archive import is_image
 
 
 @dataclass(frozen=True)
@@ -100,12 +102,26 @@ def layout(name: str, folder: Path, kind: str, channels: tuple[str, ...] = ()) -
     return f"images in {place}/ or {place}.tar"
 
 
+def holds_images(folder: Path, channels: tuple[str, ...]) -> str:
+    """The name of an image, an IDX file or a channel's folder right in this folder; "" of none."""
+    names = sorted(entry.name for entry in itertools.islice(folder.iterdir(), 1000))
+    found = (name for name in names if is_image(name) or "idx3-ubyte" in name or name in channels)
+    return next(found, "")
+
+
 def what_to_put(name: str, folder: Path, kind: str, channels: tuple[str, ...] = ()) -> str:
     """The message for a set that is not there."""
     if not folder.is_dir():
         lead = f"the data folder {folder} does not exist (give it by --data DIR or PTREES_DATA)"
     else:
         lead = f"the set {name!r} is not in {folder}"
+        if own := holds_images(folder, channels):
+            place = folder.resolve()
+            fix = "" if place.name == name else f", with data.name = {place.name!r}"
+            return (
+                f"{lead}, which has images itself ({own}, …): --data names the folder around the "
+                f"sets. Give --data {folder.parent if folder.parts else '..'}{fix}"
+            )
     known = find_known(name)
     source = f" ({known.what}: {known.obtain}; terms: {known.terms})" if known else ""
     return (

@@ -38,7 +38,7 @@ from jaxtyping import Float
 from PIL import Image
 from torch import Tensor
 
-from posterior_trees.errors import InputError
+from posterior_trees.errors import InputError, plural
 from posterior_trees.imaging.size import shrink
 from posterior_trees.tree import Tree
 
@@ -167,7 +167,8 @@ def _check(trees: Tree, *, inputs, truths, names, rivals: Mapping[str, Tree]) ->
             )
     for name, batch in {"inputs": inputs, "truths": truths, "names": names}.items():
         if batch is not None and len(batch) != len(trees):
-            raise InputError(f"{len(batch)} {name} for {len(trees)} trees: give one for each tree")
+            have = plural(len(batch), name.removesuffix("s"))
+            raise InputError(f"{have} for {plural(len(trees), 'tree')}: give one for each tree")
     if truths is not None and truths.shape[1:] != trees.shape:
         raise InputError(
             f"truths have shape {tuple(truths.shape[1:])}, nodes {tuple(trees.shape)}: "

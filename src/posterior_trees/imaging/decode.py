@@ -19,7 +19,7 @@ import numpy as np
 from jaxtyping import Float32, UInt8, UInt16
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from posterior_trees.errors import DataError
+from posterior_trees.errors import DataError, plural
 
 Pixels = UInt8[np.ndarray, "_ h w"] | UInt16[np.ndarray, "_ h w"]
 Stored = Pixels | Float32[np.ndarray, "_ h w"]
@@ -160,7 +160,7 @@ def _deep(
     """Grey of more than 8 bits: 16-bit integers where the numbers are such."""
     values = np.asarray(image).astype(np.float32)
     if bad := values.size - np.isfinite(values).sum():
-        raise DataError(f"{name} has {bad} pixels that are NaN or infinite. Replace them")
+        raise DataError(f"{name} has {plural(int(bad), 'pixel')} of NaN or infinity. Replace them")
     is_short = image.mode != "F" and values.min() >= 0 and values.max() <= 65535
     grey = np.asarray(fit(Image.fromarray(values), size, is_cut))
     if is_short:

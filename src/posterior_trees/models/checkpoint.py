@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from posterior_trees import store
-from posterior_trees.errors import ModelError
+from posterior_trees.errors import ModelError, plural
 from posterior_trees.guarantee.certificate import PREFIX, Guarantee
 from posterior_trees.models.build import build_predictor, check_own, outline, terms
 from posterior_trees.models.card import ABOUT, card_of
@@ -168,8 +168,8 @@ def read_tensors(file: Path) -> tuple[Tensors, Tensors]:
     bad = [name for name, values in weights.items() if not bool(values.isfinite().all())]
     if bad:
         raise ModelError(
-            f"{file} has NaN or infinite weights in {len(bad)} tensors, first {bad[0]!r}: its "
-            "training diverged, or the file is damaged. Copy or train it again"
+            f"{file} has NaN or infinite weights in {plural(len(bad), 'tensor')}, first "
+            f"{bad[0]!r}: its training diverged, or the file is damaged. Copy or train it again"
         )
     return weights, kept
 
@@ -232,8 +232,8 @@ def find_difference(network: torch.nn.Module, given: Shapes) -> str:
     names = [n for n in sorted({*have, *given}) if have.get(n) != given.get(n)]
     first = names[0]
     return (
-        f"{len(names)} weights differ, first {first!r} is {given.get(first, 'missing')}, "
-        f"expected {have.get(first, 'none')}"
+        f"{plural(len(names), 'weight')} differ{'' if names[1:] else 's'}, first {first!r} "
+        f"is {given.get(first, 'missing')}, expected {have.get(first, 'none')}"
     )
 
 

@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from posterior_trees.errors import DataError, InputError, MissingError
+from posterior_trees.errors import DataError, InputError, MissingError, plural
 from posterior_trees.imaging.adjust import SLACK, Adjustment, refuse_with_digit
 from posterior_trees.imaging.decode import Stored, fit_values, has_more_images
 from posterior_trees.imaging.guarded import decode_picture, picture_header
@@ -286,8 +286,8 @@ def _from_tensor(tensor: Tensor, predictor: Predictor) -> Tensor:
     pixels = pixels if tensor.ndim == 4 else pixels.unsqueeze(0)
     if pixels.shape[1] not in allowed:
         raise InputError(
-            f"the tensor of shape {shape} has {pixels.shape[1]} channels, this model takes "
-            f"{' or '.join(map(str, allowed))}; channels come before height and width"
+            f"the tensor of shape {shape} has {plural(pixels.shape[1], 'channel')}, this "
+            f"model takes {' or '.join(map(str, allowed))}; channels come before height and width"
         )
     return pixels
 
@@ -318,7 +318,9 @@ def _convert(pixels: Tensor, allowed: Sequence[int]) -> Tensor:
         return pixels.expand(-1, want, -1, -1)
     if want == 1:
         return (pixels * pixels.new_tensor(LUMA)[:, None, None]).sum(dim=1, keepdim=True)
-    raise InputError(f"the picture has {have} channels, this model takes {want}: give a tensor")
+    raise InputError(
+        f"the picture has {plural(have, 'channel')}, this model takes {want}: give a tensor"
+    )
 
 
 def _to_unit(values: Tensor, predictor: Predictor) -> Tensor:

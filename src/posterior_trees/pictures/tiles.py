@@ -35,7 +35,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from posterior_trees.errors import InputError
+from posterior_trees.errors import InputError, plural
 from posterior_trees.guarantee.answers import Withdrawn
 from posterior_trees.networks.padding import pad
 from posterior_trees.predictor import Predictor, evaluating
@@ -130,7 +130,9 @@ def check_tiles(predictor: Predictor, tile: int, overlap: int) -> None:
     step = predictor.multiple
     most = tile // 2 // step * step
     if most < 1:
-        raise InputError(f"tiles of {tile} pixels are too small; choose at least {2 * step}")
+        raise InputError(
+            f"tiles of {plural(tile, 'pixel')} are too small; choose at least {2 * step}"
+        )
     if not 0 < overlap <= most:
         rounded = f" (sizes are rounded up to multiples of {step})" if step > 1 else ""
         raise InputError(

@@ -28,7 +28,7 @@ from jaxtyping import Float
 from PIL import Image
 from torch import Tensor
 
-from posterior_trees.errors import InputError, words_for
+from posterior_trees.errors import InputError, plural, words_for
 from posterior_trees.explore.content import SIDE
 from posterior_trees.explore.export import frame_content, inline_page
 from posterior_trees.figure import save_figure
@@ -56,7 +56,9 @@ class PictureError(InputError):
 
     def __init__(self, problems: Sequence[str], of: int, written: Sequence[Path]) -> None:
         listed = "".join(f"\n  {problem}" for problem in problems)
-        super().__init__(f"{len(problems)} of {of} pictures could not be predicted:{listed}")
+        super().__init__(
+            f"{len(problems)} of {plural(of, 'picture')} could not be predicted:{listed}"
+        )
         self.written = list(written)
 
 

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 
-from posterior_trees.errors import GuaranteeError, InputError
+from posterior_trees.errors import GuaranteeError, InputError, plural
 from posterior_trees.measure import Free, Measurement
 from posterior_trees.networks.backbone import Backbone
 from posterior_trees.networks.head import Leaves
@@ -117,7 +117,8 @@ class TreePredictor(nn.Module):
         expected = self.measurement.channels(self.channels)
         if seen.ndim == 4 and expected and seen.shape[1] != expected:
             raise InputError(
-                f"the measurement has {seen.shape[1]} channels, this model takes {expected}"
+                f"the measurement has {plural(seen.shape[1], 'channel')}, this model takes "
+                f"{expected}"
             )
         return pad(seen, self.multiple, self.padding).to(self.dtype)
 

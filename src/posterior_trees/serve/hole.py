@@ -11,7 +11,7 @@ from jaxtyping import Bool
 from PIL import Image
 from torch import Tensor
 
-from posterior_trees.errors import DataError
+from posterior_trees.errors import DataError, plural
 from posterior_trees.explore.content import png_url
 from posterior_trees.imaging.guarded import decode_picture, picture_header
 
@@ -54,6 +54,7 @@ def read_hole(content: bytes, size: tuple[int, ...]) -> Bool[Tensor, "h w"]:
     hidden = int((pixels == 255).sum())
     if hidden in (0, pixels.size):
         raise DataError(
-            f"the hole hides {hidden} of {pixels.size} pixels. It must hide some and leave some"
+            f"the hole hides {hidden} of {plural(pixels.size, 'pixel')}. It must hide some "
+            "and leave some"
         )
     return torch.from_numpy(pixels == 255)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from posterior_trees.assets import sample_digits
-from posterior_trees.errors import DataError
+from posterior_trees.errors import DataError, plural
 from posterior_trees.explore.content import Measure
 from posterior_trees.models.card import says
 from posterior_trees.pictures.answer import answer, warn_of
@@ -51,6 +51,7 @@ def _load_trees(file: Path, count: int) -> Tree:
     trees = Tree.load(file)
     if len(trees) != count:
         raise DataError(
-            f"{file} holds {len(trees)} trees for {count} pictures: a comparison needs one for each"
+            f"{file} holds {plural(len(trees), 'tree')} for {plural(count, 'picture')}: a "
+            "comparison needs one for each"
         )
     return trees

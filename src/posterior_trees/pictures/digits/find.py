@@ -35,7 +35,7 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
 
-from posterior_trees.errors import DataError
+from posterior_trees.errors import DataError, plural
 from posterior_trees.imaging.decode import Stored
 from posterior_trees.imaging.otsu import otsu
 from posterior_trees.imaging.regions import label, sizes
@@ -87,7 +87,7 @@ def find_digit(stored: Stored, name: str = "the picture") -> Float[np.ndarray, "
     even, side = sign * even, _longer_side(ink)
     if side < SMALLEST:
         raise DataError(
-            f"{name}: the ink is {side} pixels long in a picture of "
+            f"{name}: the ink is {plural(side, 'pixel')} long in a picture of "
             f"{'×'.join(map(str, even.shape))}, a digit must be {SMALLEST} or more. Come closer"
         )
     strength = _fit_surface(even, ink, degree=1, quantile=STRONG)
