@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -799,6 +800,17 @@ def test_an_idle_option_is_in_the_first_line_of_the_log(tmp_path, recipe, images
     train(chosen, tmp_path, images)
     said = ["loss.seeds acts after 2" in "".join(x.get("warnings", [])) for x in log_of(tmp_path)]
     assert said == [True, False]
+
+
+def test_fit_says_what_its_epochs_leave_no_time_for_if_nobody_reads_its_log(
+    tmp_path, recipe, images
+):
+    short = recipe("loss.epsilon_start=5", "training.epochs=1")
+    with pytest.warns(UserWarning, match="annealing acts after 5 epochs, the run has 1"):
+        train(short, tmp_path / "mute", images)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        train(short, tmp_path / "heard", images, report=lambda line: None)
 
 
 def test_a_run_does_not_go_on_with_other_images(tmp_path, recipe, blobs):

@@ -7,6 +7,7 @@ killed and started again computes what it would have computed: on the CPU bit fo
 
 import math
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from os import PathLike
 from pathlib import Path
@@ -181,6 +182,8 @@ class Trainer:
                 doubts += describe_order(self.recipe, self.validation)
             if doubts:
                 line["warnings"] = [*line.get("warnings", []), *doubts]
+            if doubts and self.report is None:  # nobody reads the log's lines as they come
+                warnings.warn("; ".join(doubts), stacklevel=4)
         weights = self.learner.swap_in_average()
         if self.validation is not None:
             scores = validate(self.predictor, self.validation, self.recipe)
