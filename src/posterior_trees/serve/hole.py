@@ -14,6 +14,7 @@ from torch import Tensor
 from posterior_trees.errors import DataError, plural
 from posterior_trees.explore.content import png_url
 from posterior_trees.imaging.guarded import decode_picture, picture_header
+from posterior_trees.predictor import Predictor
 
 NOTE = (
     "This is not the hole that the model was trained for: its answers agree with what is visible, "
@@ -23,7 +24,7 @@ SMALL = 64
 """Grey pictures up to this side can be drawn by hand."""
 
 
-def describe_paper(predictor) -> dict | None:
+def describe_paper(predictor: Predictor) -> dict | None:
     """What the page needs to show a picture with its hole: the size, the model's own hole, and
     whether pictures of this kind can be drawn; None where the measurement hides nothing."""
     measurement = predictor.measurement
