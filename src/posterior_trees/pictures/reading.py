@@ -15,16 +15,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from posterior_trees.errors import DataError, InputError, MissingError, plural
-from posterior_trees.imaging.adjust import SLACK, Adjustment, refuse_with_digit
+from posterior_trees.errors import DataError, InputError, MissingError
+from posterior_trees.imaging.adjust import Adjustment, refuse_with_digit
 from posterior_trees.imaging.decode import Stored, fit_values, has_more_images
 from posterior_trees.imaging.guarded import decode_picture, picture_header
 from posterior_trees.imaging.ome_zarr import is_zarr
-from posterior_trees.imaging.pixels import to_float
 from posterior_trees.imaging.size import (
     block_means,
     block_of,
@@ -43,13 +41,12 @@ from posterior_trees.imaging.source import (
 )
 from posterior_trees.imaging.source import Source as PlaneOfFile
 from posterior_trees.imaging.tiff import is_tiff
+from posterior_trees.pictures.arrays import from_memory
 from posterior_trees.pictures.digits.find import check_takes_digits, find_digit, takes_digits
 from posterior_trees.predictor import Predictor
 
 Source = str | PathLike[str] | bytes | np.ndarray | Tensor
 
-LUMA = (0.299, 0.587, 0.114)
-"""ITU-R 601, as Pillow and so `imaging.decode` have it."""
 PLANE = Plane()
 
 
@@ -142,8 +139,7 @@ def read(
     if isinstance(source, Tensor | np.ndarray):
         if reading != Reading(is_clean=reading.is_clean):
             raise InputError("only files are resized or adjusted: do that to the numbers yourself")
-        is_tensor = isinstance(source, Tensor)
-        pixels = _from_tensor(source, predictor) if is_tensor else _from_array(source, predictor)
+        pixels = from_memory(source, predictor)
         _check_size(pixels, predictor, name)
         return Picture(name, pixels, reading)
     name = name if isinstance(source, bytes) else str(source)
@@ -274,76 +270,6 @@ def _size(
     if scale == 1:
         return predictor.measurement.size or () if reading.resize else (), 0
     return scale_size(have, scale, name), block_of(have, scale)
-
-
-def _from_tensor(tensor: Tensor, predictor: Predictor) -> Tensor:
-    allowed, shape = predictor.measurement.picture_channels(predictor.channels), tuple(tensor.shape)
-    if tensor.ndim not in (2, 3, 4) or not tensor.numel():
-        raise InputError(f"the tensor has shape {shape}; give (h, w), (c, h, w) or (b, c, h, w)")
-    pixels = _to_unit(tensor, predictor)
-    if tensor.ndim == 2:
-        return _convert(pixels.expand(1, 1, *shape), allowed)
-    pixels = pixels if tensor.ndim == 4 else pixels.unsqueeze(0)
-    if pixels.shape[1] not in allowed:
-        raise InputError(
-            f"the tensor of shape {shape} has {plural(pixels.shape[1], 'channel')}, this "
-            f"model takes {' or '.join(map(str, allowed))}; channels come before height and width"
-        )
-    return pixels
-
-
-def _from_array(array: np.ndarray, predictor: Predictor) -> Tensor:
-    layers = array[:, :, None] if array.ndim == 2 else array
-    if layers.ndim != 3 or layers.shape[2] not in (1, 3, 4) or not array.size:
-        raise InputError(
-            f"the array has shape {array.shape}; give (h, w), or (h, w, c) with 1, 3 or 4 channels"
-        )
-    if array.dtype.kind not in "fu":
-        raise InputError(f"the pixels are {array.dtype}; give uint8, uint16 or float in [0, 1]")
-    layers = layers.astype(np.float32 if array.dtype.kind == "f" else array.dtype.newbyteorder("="))
-    pixels = _to_unit(torch.from_numpy(np.ascontiguousarray(layers)), predictor)
-    pixels = pixels.permute(2, 0, 1).unsqueeze(0)
-    if pixels.shape[1] == 4:  # transparent pixels are laid on white
-        colour, opacity = pixels[:, :3], pixels[:, 3:]
-        pixels = colour * opacity + (1 - opacity)
-    return _convert(pixels, predictor.measurement.picture_channels(predictor.channels))
-
-
-def _convert(pixels: Tensor, allowed: Sequence[int]) -> Tensor:
-    """Grey copied into colour, or colour made grey, unless the channels are welcome as they are."""
-    have, want = pixels.shape[1], allowed[0]
-    if have in allowed:
-        return pixels
-    if have == 1:
-        return pixels.expand(-1, want, -1, -1)
-    if want == 1:
-        return (pixels * pixels.new_tensor(LUMA)[:, None, None]).sum(dim=1, keepdim=True)
-    raise InputError(
-        f"the picture has {plural(have, 'channel')}, this model takes {want}: give a tensor"
-    )
-
-
-def _to_unit(values: Tensor, predictor: Predictor) -> Tensor:
-    """Pixels as float32 in [0, 1]; a measurement with noise may leave it as far as noise goes."""
-    if values.dtype in (torch.uint8, torch.uint16):
-        return to_float(values)
-    if not values.is_floating_point():
-        raise InputError(f"the pixels are {values.dtype}; give uint8, uint16 or float in [0, 1]")
-    values = values.detach().float()
-    bad = int(values.numel() - values.isfinite().sum())
-    if bad:
-        total = values.numel()
-        raise InputError(
-            f"{bad} of {total} pixels are NaN or infinite; replace them by numbers in [0, 1]"
-        )
-    noise = 8 * float(predictor.measurement.noise)
-    low, high = values.min().item(), values.max().item()
-    if low < -SLACK - noise or high > 1 + SLACK + noise:
-        raise InputError(
-            f"pixels go from {low:g} to {high:g}, the limits are {0 - noise:g} and {1 + noise:g}: "
-            "divide by 255 (16-bit: by 65535), or bring [-1, 1] to [0, 1] by (x + 1) / 2"
-        )
-    return values if noise else values.clamp(0, 1)
 
 
 def _check_size(pixels: Tensor | np.ndarray, predictor: Predictor, what: str) -> None:
