@@ -21,30 +21,38 @@ class Parser(argparse.ArgumentParser):
     Where they stand is free, and what nobody takes is told with the command's own usage."""
 
     def __init__(self, **options: Any) -> None:
+        self.known: list[argparse.Action] = []
+        self.has_commands = self.is_dealing = False
         super().__init__(allow_abbrev=False, **options)
-        self._is_dealing = False
+
+    def add_argument(self, *names: Any, **options: Any) -> argparse.Action:
+        self.known.append(super().add_argument(*names, **options))
+        return self.known[-1]
+
+    def add_subparsers(self, **options: Any) -> Any:
+        self.has_commands = True
+        return super().add_subparsers(**options)
 
     def parse_known_args(self, args: Iterable[str] | None = None, namespace: Any = None) -> Any:
-        has_commands = any(isinstance(a, argparse._SubParsersAction) for a in self._actions)
-        if has_commands or self._is_dealing:
+        if self.has_commands or self.is_dealing:
             return super().parse_known_args(args, namespace)
-        self._is_dealing = True  # until Python 3.12 the next line comes back to this method
+        self.is_dealing = True  # until Python 3.12 the next line comes back to this method
         try:
             words = self._close(list(sys.argv[1:] if args is None else args))
             found, unknown = self.parse_known_intermixed_args(words, namespace)
         finally:
-            self._is_dealing = False
+            self.is_dealing = False
         if nobody := [word for word in unknown if word != "--"]:
             self.error(f"unrecognized arguments: {' '.join(nobody)}")
         return found, []
 
     def _close(self, args: list[str]) -> list[str]:
         """End every open list of numbers at the first word that is none; such words go last."""
-        if not self._get_positional_actions():
+        if all(action.option_strings for action in self.known):
             return args
         lists = {
             name
-            for action in self._get_optional_actions()
+            for action in self.known
             if action.nargs in OPEN and action.type in (int, count)
             for name in action.option_strings
         }

@@ -1,4 +1,8 @@
-"""How much memory is free, without asking more of the system than the standard library can."""
+"""How much memory is free.
+
+Choice: not psutil's answer, which knows no limit of a container: that half would stay, beside a
+compiled package that every GPU machine would have to carry.
+"""
 
 import os
 from pathlib import Path
