@@ -21,7 +21,6 @@ Neither is MAT, the GAN of the paper's Table 1, which cannot be reproduced at th
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from functools import partial
 
 import torch
 from jaxtyping import Float
@@ -62,10 +61,17 @@ class GanModel(nn.Module):
         )  # fmt: skip
         self.critic = Critic(channels + seen_channels(measurement, channels), spec.critic)
         self.register_buffer("control", torch.ones(()))
+        self.form: tuple[nn.Module] = (self.network,)  # in a tuple it is no part of what is stored
 
     def forward(self, inputs: Float[Tensor, "b c h w"]) -> Float[Tensor, "b c2 h w"]:
-        """The generator's images."""
-        return paint(self.network, inputs)
+        """The generator's images, on CUDA in bfloat16, as trees and diffusion models are."""
+        (generator,) = self.form
+        with torch.autocast(inputs.device.type, dtype=torch.bfloat16, enabled=inputs.is_cuda):
+            return generator(inputs).images[:, 0]
+
+    def accelerate(self) -> None:
+        """Choose the form that is fast where the weights are now."""
+        self.form = (accelerate(self.network),)
 
     def generate(
         self,
@@ -93,15 +99,8 @@ class GanModel(nn.Module):
         size = measurement.view(y[:1]).shape[-2:]
         z = torch.randn(len(many), NOISE_CHANNELS, *size, generator=generator, device=device)
         parts = zip(many.split(CHUNK), z.to(y).split(CHUNK), strict=True)
-        forward = partial(paint, accelerate(self.network))
-        made = [self.generate(measurement, *part, forward) for part in parts]
+        made = [self.generate(measurement, *part) for part in parts]
         return torch.cat(made).unflatten(0, (-1, n))
-
-
-def paint(network: nn.Module, inputs: Float[Tensor, "b c h w"]) -> Float[Tensor, "b c2 h w"]:
-    """A generator's images, on CUDA in bfloat16, as trees and diffusion models are."""
-    with torch.autocast(inputs.device.type, dtype=torch.bfloat16, enabled=inputs.is_cuda):
-        return network(inputs).images[:, 0]
 
 
 class Critic(nn.Sequential):
@@ -138,8 +137,8 @@ class GanLearner(ABC):
             make_adam(part.parameters(), recipe.optimizer, device, self.betas)
             for part in (model.critic, model.network)
         ]
-        generate = compiled(paint) if recipe.training.compile else paint
-        self.forward = partial(generate, accelerate(model.network))
+        model.accelerate()
+        self.forward = compiled(model) if recipe.training.compile else model
 
     def draw(
         self, x: Float[Tensor, "b c h w"], y: Tensor | None, generator: torch.Generator

@@ -77,6 +77,8 @@ class Baseline:
 
     def to(self, device: torch.device) -> "Baseline":
         self.model.to(device)
+        if isinstance(self.model, GanModel):
+            self.model.accelerate()
         self.measurements = [measurement.to(device) for measurement in self.measurements]
         return self
 
