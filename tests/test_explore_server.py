@@ -471,7 +471,7 @@ BAD = {
     "large": (bomb(8000, 6000), "48 megapixels, the limit is 40"),
     "promise": (bomb(5000, 4000), "truncated"),
     "float": (png(np.full((8, 8), 7.5, np.float32), "TIFF"), "from 7.5 to 7.5; without levels"),
-    "nan": (png(np.full((8, 8), np.nan, np.float32), "TIFF"), "64 pixels that are NaN"),
+    "nan": (png(np.full((8, 8), np.nan, np.float32), "TIFF"), "64 pixels of NaN or infinity"),
 }
 
 

@@ -35,7 +35,6 @@ ALLOWED = {
     ("posterior_trees.tree", "posterior_trees.explore"),  # a bare `tree` in a notebook's cell
     ("posterior_trees.predictor.onepass", "posterior_trees.fast.predictor"),  # predictor.compile()
     ("posterior_trees.predictor.onepass", "posterior_trees.pictures.answer"),  # .predict(file)
-    # to be mended, never to grow
 }
 """Conveniences that import to the right, inside a function."""
 RUNTIME = {"torch", "numpy", "scipy", "PIL", "safetensors", "sklearn", "matplotlib", "rich",
