@@ -3,7 +3,7 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -16,12 +16,8 @@ from torch import Tensor
 from posterior_trees import store
 from posterior_trees.errors import RunError
 from posterior_trees.models.build import build_predictor
-from posterior_trees.networks import Leaves
-from posterior_trees.training.association.surprise import Surprise
 from posterior_trees.training.devices import gather_leaves, make_fabric
 from posterior_trees.training.feed import Feed
-from posterior_trees.training.learn import Learner
-from posterior_trees.training.objective import Objective, objective
 from posterior_trees.training.run import Run, read_log
 from posterior_trees.training.trainer import Trainer, fit
 
@@ -41,7 +37,7 @@ CHANGES = (
     "optimizer.patience=0",
     "balancer.is_on=true",
     "balancer.start=1",
-    "training.ema=0.5",
+    "training.average_half_life=0.5",
     "training.calibrate=true",
     "training.epochs=4",
 )
@@ -164,28 +160,3 @@ def test_randomness_does_not_depend_on_the_number_of_processes(recipe, blobs, pr
         for mine, everyone in zip(measured(rank, processes), whole, strict=True):
             assert torch.equal(mine, everyone[rank::processes])
     assert not torch.equal(whole[0][0], whole[0][1])
-
-
-def test_a_rate_compares_with_the_probabilities_of_the_whole_batch(recipe, blobs, monkeypatch):
-    predictor, x = build_predictor(recipe("tree.depth=2")), blobs(8).x[:].float() / 255
-    y = predictor.measurement(x)
-    generator = torch.Generator().manual_seed(3)
-    leaves = torch.randn(8, 4, *x.shape[1:], generator=generator)
-    logits = torch.randn(8, 4, generator=generator)
-    means: list[list[Tensor]] = [[], []]
-
-    def judge(part: slice, processes: int, all_reduce: Callable[[Tensor], object]) -> Objective:
-        monkeypatch.setattr(torch.distributed, "all_reduce", all_reduce)
-        learner = Learner.__new__(Learner)
-        learner.fabric = fabric_of(0, processes)
-        mine = Leaves(leaves[part], logits[part].log_softmax(dim=1))
-        rules = [Surprise(1000.0, learner._mean)]
-        return objective(predictor.assemble(mine, y[part]), x[part], 0.1, rules)
-
-    whole = judge(slice(None), 1, Mock())
-    parts = slice(0, None, 2), slice(1, None, 2)
-    for part, seen in zip(parts, means, strict=True):
-        judge(part, 2, lambda values, seen=seen: seen.append(values.clone()))
-    for part, others in zip(parts, reversed(means), strict=True):
-        one = judge(part, 2, lambda values, others=others: values.add_(others.pop(0)))
-        torch.testing.assert_close(one.squared, whole.squared[part])

@@ -86,7 +86,7 @@ def test_children_differ_in_the_part(tmp_path, recipe, seeds) -> None:
     images = ImageSet((255 * x).to(torch.uint8))
     changes = ("tree.branching=2", "tree.depth=1", "training.epochs=12", "optimizer.lr=0.01",
                "network.c_init=4", "loss.epsilon_start=2", "loss.epsilon_scale=0.5",
-               f"loss.seeds={seeds}")  # fmt: skip
+               f"loss.guided_epochs={seeds}")  # fmt: skip
 
     def differences(*more: str) -> tuple[float, float]:
         run = tmp_path / str(len(more))
@@ -113,7 +113,7 @@ def test_children_do_not_differ_in_the_light(tmp_path, recipe, seeds) -> None:
     images = ImageSet((255 * x).to(torch.uint8))
     changes = ("tree.branching=2", "tree.depth=1", "training.epochs=12", "optimizer.lr=0.01",
                "network.c_init=4", "loss.epsilon_start=2", "loss.epsilon_scale=0.5",
-               "loss.focus=[0.0, 0.5, 0.0, 1.0]", f"loss.seeds={seeds}")  # fmt: skip
+               "loss.focus=[0.0, 0.5, 0.0, 1.0]", f"loss.guided_epochs={seeds}")  # fmt: skip
 
     def differences(is_by_shape: str) -> tuple[float, float]:
         """Of two leaves: around the spot, and in it beyond that."""

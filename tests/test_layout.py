@@ -38,7 +38,7 @@ ALLOWED = {
 }
 """Conveniences that import to the right, inside a function."""
 RUNTIME = {"torch", "numpy", "scipy", "PIL", "safetensors", "sklearn", "matplotlib", "rich",
-           "jaxtyping", "lightning_fabric", "filelock"}  # fmt: skip
+           "jaxtyping", "lightning_fabric", "filelock", "msgspec"}  # fmt: skip
 """Third-party modules that may be imported at the top of a file."""
 HOMES = {
     LIBRARY: Path(posterior_trees.__file__).parent,

@@ -158,34 +158,6 @@ def test_a_rate_moves_the_border_between_two_leaves_towards_the_rarer():
     assert (border > 0.5).all()
 
 
-def test_a_relative_rate_counts_what_the_measurement_says_alone():
-    """Probabilities that are the same for every y change nothing, however uneven; else the border
-    lies where the odds, over the usual odds, put it."""
-    rate, z = 0.1, torch.linspace(0.3, 0.7, 401, dtype=torch.float64)[:, None]
-    leaves = torch.tensor([[0.0], [1.0]], dtype=torch.float64).expand(len(z), 2, 1)
-    usual = [torch.ones(1, dtype=torch.float64), torch.tensor([0.9, 0.1], dtype=torch.float64)]
-    for p in (0.9, 0.95, 0.5):
-        log_probs = torch.tensor([p, 1 - p], dtype=torch.float64).log().expand(len(z), 2)
-        tree = grow(leaves, log_probs, 2)
-        errors = tree.errors(z)
-        first = tree.winners(costs(tree, errors, rate, usual))[0][:, 0] == 0
-        gained = math.log(p / (1 - p)) - math.log(9)
-        assert torch.equal(first, z[:, 0] <= 0.5 + 0.5 * rate * errors[0][:, 0] * gained + 1e-12)
-
-
-def test_a_relative_rate_only_rewards_information_in_a_tree_of_two_levels():
-    tree, x = setup()
-    usual = [level.exp().mean(dim=0) for level in tree.log_probs]
-    paid = costs(tree, tree.errors(x), 1.0, usual)
-    for level, k in enumerate(tree.branching, start=1):
-        parents, children = tree.log_probs[level - 1].exp(), tree.log_probs[level].exp()
-        above = children / parents.repeat_interleave(k, dim=1)
-        mean = usual[level] / usual[level - 1].repeat_interleave(k)
-        cost = (tree.errors(x)[level] - paid[level]) / tree.errors(x)[0]
-        torch.testing.assert_close(cost, (above / mean).log())
-    torch.testing.assert_close(paid[0], tree.errors(x)[0])
-
-
 def test_epsilon_starts_at_one_and_halves_as_published():
     assert epsilon_at(0) == epsilon_at(5) == 1.0
     assert epsilon_at(7) == pytest.approx(math.exp(-1))

@@ -249,7 +249,7 @@ def test_what_would_be_worse_is_undone(recipe, blobs, monkeypatch):
 
 def test_the_layer_of_the_logits_is_found_in_every_network(recipe):
     y = torch.rand(3, 1, 8, 8, generator=seeded())
-    unet = build_predictor(recipe("network.head_layers=4"))
+    unet = build_predictor(recipe())
     assert find_logits(unet, y) is last_layer(unet)
     wrapped = wrap(nn.Conv2d(1, 2, 3, padding=1), features=2, channels=1, branching=2, depth=1)
     assert find_logits(wrapped, y) is last_layer(wrapped)

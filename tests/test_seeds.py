@@ -96,7 +96,7 @@ def test_centres_lead_only_while_their_number_is_above_0(more) -> None:
 def test_a_rare_answer_gets_its_leaf_at_once(tmp_path, recipe, blobs) -> None:
     """One blob in twelve is on the right, which y does not tell. The epoch after the seeds are
     found, exactly these images learn in one leaf."""
-    changes = ("seed=1", "loss.epsilon_start=2", "loss.epsilon_scale=0.5", "loss.seeds=2",
+    changes = ("seed=1", "loss.epsilon_start=2", "loss.epsilon_scale=0.5", "loss.guided_epochs=2",
                "training.epochs=6", "optimizer.lr=0.02", "optimizer.head_lr=0.02")  # fmt: skip
     images = blobs(96, odds=1 / 12)
     x, _ = images.batch(torch.arange(96))
@@ -116,7 +116,12 @@ def test_a_root_alone_learns_the_same_with_seeds(tmp_path, recipe, blobs) -> Non
     changes = ("tree.depth=0", "loss.epsilon_start=1", "training.epochs=3")
     images = blobs(48, odds=1 / 12), None
     with_seeds, without = (
-        fit(recipe(*changes, f"loss.seeds={n}"), tmp_path / n, images=images, accelerator="cpu")
+        fit(
+            recipe(*changes, f"loss.guided_epochs={n}"),
+            tmp_path / n,
+            images=images,
+            accelerator="cpu",
+        )
         for n in ("1", "0")
     )
     for one, other in zip(with_seeds.parameters(), without.parameters(), strict=True):
@@ -144,8 +149,9 @@ def test_centres_are_those_of_what_the_network_predicts(tmp_path, recipe, blobs,
 
     monkeypatch.setattr(Learner, "seed", spy)
     monkeypatch.setattr(starts, "find_centres", noting)
-    changes = ("loss.seeds=1", "loss.epsilon_start=1", "training.epochs=2", "network.dropout=0.5",
-               "network.head_norm=batch", "network.head_dropout=0.5")  # fmt: skip
+    changes = ("loss.guided_epochs=1", "loss.epsilon_start=1", "training.epochs=2",
+               "network.dropout=0.5", "network.head_norm=batch",
+               "network.head_dropout=0.5")  # fmt: skip
     fit(recipe(*changes), tmp_path, images=(blobs(24), None), accelerator="cpu")
     assert clustered == ["looked"]
 
@@ -175,6 +181,6 @@ def test_centres_guide_for_as_many_epochs_as_are_asked_for(
         return winners
 
     monkeypatch.setattr(Learner, "learn", spy)
-    changes = ("loss.seeds=1.5", "loss.epsilon_start=1", "training.epochs=4")
+    changes = ("loss.guided_epochs=1.5", "loss.epsilon_start=1", "training.epochs=4")
     fit(recipe(*changes), tmp_path, images=(blobs(24), None), accelerator="cpu")
     assert guided == [0] * 3 + [1] * 5 + [0] * 4

@@ -199,7 +199,7 @@ def test_repeating_and_balancing_exclude_each_other() -> None:
 
 def test_epsilon_stays_above_its_floor(data: Path, tmp_path) -> None:
     epsilon = ("loss.epsilon_start=0", "loss.epsilon_scale=0.5", "loss.epsilon_floor=0.05")
-    changes = ("training.epochs=4", "tree.depth=1", "loss.rate=0.1")
+    changes = ("training.epochs=4", "tree.depth=1", "loss.surprise=0.1")
     recipe = tiny(file_of("faces_eyes"), *epsilon, *changes)
     fit(recipe, tmp_path, data=data, accelerator="cpu")
     found = [line["epsilon"] for line in read_log(tmp_path / "log.jsonl")]
@@ -342,7 +342,7 @@ def test_a_run_that_is_ended_early_continues_as_if_it_had_not_been(data: Path, t
 
 def small_recipe(folder: Path, task: str, *lines: str) -> Path:
     """A file of a tiny recipe, for commands that take files."""
-    changes = ("tree.depth=1", "loss.rate=0.1", *lines)
+    changes = ("tree.depth=1", "loss.surprise=0.1", *lines)
     file = folder / f"{task}.toml"
     file.write_text(write_recipe(tiny(file_of(task), *changes)), encoding="utf-8")
     return file

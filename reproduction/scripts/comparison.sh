@@ -147,9 +147,9 @@ faces-train)
   if [ -n "$EXTRA" ]; then # an epoch of 14,000 faces, not 4,000: whatever is counted in epochs is fewer
     BASELINES+=(--set "data.extra=['$EXTRA']") TREES+=(--set "data.extra=['$EXTRA']")
     diffusion=EPOCHS=73 gan=EPOCHS=12
-    common="--set loss.epsilon_start=1.5 --set training.ema=0.3"
+    common="--set loss.epsilon_start=1.5 --set training.average_half_life=0.3"
     holes="$common --set training.epochs=10 --set loss.epsilon_scale=0.03 --set balancer.start=1.8"
-    eyes="$holes --set loss.seeds=7.5" mouth="$holes --set loss.seeds=5.5"
+    eyes="$holes --set loss.guided_epochs=7.5" mouth="$holes --set loss.guided_epochs=5.5"
     colorize="$common --set training.epochs=7 --set loss.epsilon_scale=0.6"
   fi
   lines=("$diffusion baselines faces64_conditional" "$diffusion baselines faces64_prior")

@@ -12,9 +12,9 @@ from posterior_trees.recipe.sections import MeasurementSpec
 
 KINDS = ("prior", "conditional", "cgan", "rcgan")
 FOR_TREES = (
-    "tree", "network", "loss", "balancer", "optimizer.head_lr", "optimizer.momentum",
-    "training.precision", "training.ema", "training.calibrate", "training.picture_every",
-    "training.evaluation_batch",
+    "tree", "network", "loss", "balancer", "optimizer.head_lr",
+    "training.precision", "training.average_half_life", "training.calibrate",
+    "training.picture_every", "training.evaluation_batch",
 )  # fmt: skip
 """What a recipe may say, for a tree of the same data, and a baseline does not go by."""
 

@@ -111,7 +111,7 @@ class Loop:
             network.to(memory_format=torch.channels_last)  # ty: ignore[no-matching-overload]
             torch.backends.cudnn.benchmark = True
         self.learner = make_learner(baseline)
-        captures = self.device.type == "cuda" and self.recipe.training.capture
+        captures = self.device.type == "cuda"
         is_captured = captures and self.learner.can_capture
         self.learn = Capture(self._learn) if is_captured else self._learn
         self.average = Average(self.learner.network, 0)

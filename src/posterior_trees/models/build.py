@@ -86,9 +86,7 @@ def build_network(recipe: Recipe, in_channels: int) -> UNet | ResidualUNet:
     shared: dict[str, Any] = {
         "width": spec.width or spec.c_init * num_leaves,
         "dropout": spec.dropout,
-        "head_layers": spec.head_layers,
         "head_norm": spec.head_norm,
-        "is_head_detached": spec.is_head_detached,
         "head_dropout": spec.head_dropout,
     }
     if spec.kind == "unet":

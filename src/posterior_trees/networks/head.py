@@ -24,8 +24,8 @@ class ProbabilityHead(nn.Module):
     All maps are averaged over space and concatenated; an MLP of widths `features → 256 → 64 → n`
     and a softmax follow, in float32 even under autocast.
 
-    Choice: the paper says four linear layers and lists three; three is the default, `layers=4` puts
-    a `features → features` layer in front. Normalisation and SiLU follow the hidden layers only.
+    Choice: the paper says four linear layers and lists three; there are three. Normalisation and
+    SiLU follow the hidden layers only.
     Deviation: LayerNorm (`norm="layer"`) instead of batch normalisation, which couples the images
     of a batch and shifts at batch size 1; `norm="batch"` is the paper's.
     Choice: the last layer starts at zero, so that training starts from equal probabilities.
@@ -36,18 +36,14 @@ class ProbabilityHead(nn.Module):
         features: int,
         num_leaves: int,
         *,
-        layers: int = 3,
         norm: str = "layer",
-        is_detached: bool = False,
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        if layers not in (3, 4):
-            raise InputError(f"the probability head has {layers} layers; choose 3 or 4")
         norms = {"layer": nn.LayerNorm, "batch": nn.BatchNorm1d}
         if norm not in norms:
             raise InputError(f"norm {norm!r} of the probability head: choose 'layer' or 'batch'")
-        widths = [features, *[features] * (layers - 3), 256, 64]
+        widths = (features, 256, 64)
         modules: list[nn.Module] = []
         for before, after in pairwise(widths):
             modules += [nn.Linear(before, after), norms[norm](after), nn.SiLU()]
@@ -57,13 +53,10 @@ class ProbabilityHead(nn.Module):
         nn.init.zeros_(last.weight)
         nn.init.zeros_(last.bias)
         self.layers = nn.Sequential(*modules, last)
-        self.is_detached = is_detached
 
     def forward(self, maps: Sequence[Float[Tensor, "b _ ..."]]) -> Float[Tensor, "b n"]:
         wide = torch.promote_types(maps[0].dtype, torch.float32)
         pooled = torch.cat([m.to(wide).flatten(2).mean(dim=2) for m in maps], dim=1)
-        if self.is_detached:
-            pooled = pooled.detach()
         kind = pooled.device.type  # "meta", where a forecast is made, is no device of autocast's
         with torch.autocast(device_type="cpu" if kind == "meta" else kind, enabled=False):
             logits = self.layers(pooled.to(next(self.layers.parameters()).dtype))

@@ -101,9 +101,7 @@ class ResidualUNet(Ladder):
         blocks: int = 2,
         attention: Sequence[int] = (2, 3),
         dropout: float = 0.0,
-        head_layers: int = 3,
         head_norm: str = "layer",
-        is_head_detached: bool = False,
         head_dropout: float = 0.0,
     ) -> None:
         super().__init__(width, multipliers, blocks, attention, dropout=dropout)
@@ -113,9 +111,7 @@ class ResidualUNet(Ladder):
         self.head = ProbabilityHead(
             width * sum(multipliers),
             num_leaves,
-            layers=head_layers,
             norm=head_norm,
-            is_detached=is_head_detached,
             dropout=head_dropout,
         )
 

@@ -30,9 +30,8 @@ class UNet(nn.Module):
     normalisation group spans two leaves, so that no weight of one decoder acts on another's leaf.
     `is_disjoint=False` is one decoder for all leaves.
 
-    `in_channels` are those of the measurement, `channels` those of an answer; `head_layers`,
-    `head_norm`, `head_dropout` and `is_head_detached` are of the probability head, `dropout` of the
-    two deepest levels.
+    `in_channels` are those of the measurement, `channels` those of an answer; `head_norm` and
+    `head_dropout` are of the probability head, `dropout` of the two deepest levels.
 
     >>> network = UNet(1, 1, num_leaves=4, width=8, steps=2)
     >>> images, log_probs = network(torch.rand(2, 1, 28, 28))
@@ -52,9 +51,7 @@ class UNet(nn.Module):
         steps: int = STEPS,
         doublings: int = STEPS,
         is_disjoint: bool = True,
-        head_layers: int = 3,
         head_norm: str = "layer",
-        is_head_detached: bool = False,
         dropout: float = 0.0,
         head_dropout: float = 0.0,
     ) -> None:
@@ -83,9 +80,7 @@ class UNet(nn.Module):
         self.head = ProbabilityHead(
             sum(widths[:-1]),
             num_leaves,
-            layers=head_layers,
             norm=head_norm,
-            is_detached=is_head_detached,
             dropout=head_dropout,
         )
 

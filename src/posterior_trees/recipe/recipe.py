@@ -1,29 +1,29 @@
 """A recipe says everything about one experiment: data, measurement, tree, network, training.
 
-Recipes are TOML files, read here into the frozen dataclasses of `recipe_sections.py`, checked, and
-written again. A named `task` fills in the data and the measurement of one of the paper's tasks;
-whatever the file says itself wins. An unknown key is an error. The resolved recipe is saved with
-the run and inside the checkpoint.
+Recipes are TOML files, read here into the frozen dataclasses of `sections.py`, checked, and written
+again. A named `task` fills in the data and the measurement of one of the paper's tasks; whatever
+the file says itself wins. An unknown key is an error. The resolved recipe is saved with the run and
+inside the checkpoint; those of earlier versions are read as what they were.
 """
 
 import dataclasses
 import difflib
 import json
-import math
 import tomllib
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Annotated, Any
+
+from msgspec import Meta
 
 from posterior_trees.errors import RecipeError
+from posterior_trees.recipe.section import bare_type, convert, types_of
 from posterior_trees.recipe.sections import (
-    ABOVE_ZERO,
-    AT_LEAST,
-    AT_MOST,
-    CHOICES,
-    MOST_ENTRIES,
+    BEFORE,
     MOST_LEAVES,
+    RENAMED,
+    RETIRED,
     BalancerSpec,
     DataSpec,
     LossSpec,
@@ -32,21 +32,25 @@ from posterior_trees.recipe.sections import (
     OptimizerSpec,
     TrainingSpec,
     TreeSpec,
+    Whole,
 )
 from posterior_trees.recipe.tasks import TASKS
 
 SIZES = {"kind", "c_init", "width", "steps", "doublings", "decoder", "multipliers", "blocks"}
 """Keys of [network] by which it is named; without any, `ptrees train` chooses one."""
-BEFORE = {"data": {"split_order": "sorted"}}
-"""Keys whose default is not what was done before they came."""
 
 
 @dataclass(frozen=True)
 class Recipe:
     """One experiment; made in any way, it is checked."""
 
-    task: str = ""
-    seed: int = 0
+    task: Annotated[
+        str, Meta(description="one of the paper's tasks ({tasks}), or a name for your own")
+    ] = ""
+    seed: Annotated[
+        Whole,
+        Meta(description="weights, order of the images, noise and augmentation follow from it"),
+    ] = 0
     data: DataSpec = field(default_factory=DataSpec)
     measurement: MeasurementSpec = field(default_factory=MeasurementSpec)
     tree: TreeSpec = field(default_factory=TreeSpec)
@@ -119,10 +123,22 @@ def build_recipe(table: dict[str, Any], origin: str) -> Recipe:
 def parse_resolved(text: str, origin: str) -> Recipe:
     """A recipe that `write_recipe` wrote, as it was then: keys that are newer have the values of a
     recipe without a task, whatever the task says today, or what was done before there was a choice
-    (`BEFORE`)."""
+    (`BEFORE`); keys that were renamed or retired since count if they can be done as then."""
     table = parse_table(text, (), origin)
     for section, keys in BEFORE.items():
         table[section] = {**keys, **table.get(section, {})}
+    for old, new in RENAMED.items():
+        section, name = old.split(".")
+        if name in table.get(section, {}):
+            table[section][new.split(".")[1]] = table[section].pop(name)
+    for old, value in RETIRED.items():
+        section, name = old.split(".")
+        found = table.get(section, {}).pop(name, value)
+        if value is not None and found != value:
+            raise RecipeError(
+                f"{origin}: {old} is {found!r}, and this version can only do {value!r}. Use the "
+                "version that trained it, or train again without that key"
+            )
     return build_section(Recipe, table, origin, prefix="")
 
 
@@ -141,55 +157,24 @@ def write_recipe(recipe: Recipe) -> str:
 
 
 def check(recipe: Recipe) -> None:
-    """Refuse values no run could use."""
-    for key, choices in CHOICES.items():
-        value = _get(recipe, key)
-        if value not in choices:
-            listed = ", ".join(map(repr, choices))
-            raise RecipeError(f"{key} is {value!r}; choose one of {listed}")
-    for key, low in AT_LEAST.items():
-        if not _get(recipe, key) >= low:
-            raise RecipeError(f"{key} is {_get(recipe, key)}; it must be at least {low}")
-    for key in ABOVE_ZERO:
-        if not _get(recipe, key) > 0:
-            raise RecipeError(f"{key} is {_get(recipe, key)}; it must be above 0")
+    """Refuse values no run could use, beyond the limits of single keys."""
+    for key in ("task", "seed"):
+        convert(getattr(recipe, key), types_of(Recipe)[key], key)
     if len(recipe.data.size) not in (0, 2):
         size = list(recipe.data.size)
         raise RecipeError(f"data.size is {size}; write [height, width], or [] for as stored")
-    _check_focus(recipe.loss.focus)
-    _check_rate(recipe.loss.rate, recipe.tree.depth)
-    if not 0 <= recipe.balancer.floor < 1:
-        raise RecipeError(f"balancer.floor is {recipe.balancer.floor}; it must be in [0, 1)")
-    if recipe.loss.epsilon_floor > 1:
-        raise RecipeError(f"loss.epsilon_floor is {recipe.loss.epsilon_floor}; it is at most 1")
-    _check_together(recipe)
-    _check_numbers(recipe)
-
-
-def _check_numbers(recipe: Recipe) -> None:
-    """Refuse NaN and infinities, and what is too large to be built or to end."""
-    if not -(2**63) <= recipe.seed < 2**63:
-        raise RecipeError(f"seed is {recipe.seed}; it must fit into 64 bits")
-    for section in dataclasses.fields(recipe):
-        value = getattr(recipe, section.name)
-        for entry in dataclasses.fields(value) if dataclasses.is_dataclass(value) else ():
-            key, found = f"{section.name}.{entry.name}", getattr(value, entry.name)
-            entries = found if isinstance(found, tuple) else (found,)
-            if len(entries) > MOST_ENTRIES:
-                raise RecipeError(f"{key} has {len(entries)} entries; it may have {MOST_ENTRIES}")
-            for number in entries:
-                if isinstance(number, float) and not math.isfinite(number):
-                    raise RecipeError(f"{key} is {number}; it must be a finite number")
-                if key in AT_MOST and number > AT_MOST[key]:
-                    raise RecipeError(f"{key} is {number}; it must be at most {AT_MOST[key]}")
-                if isinstance(number, int) and not -(2**63) <= number < 2**63:
-                    raise RecipeError(f"{key} is {number}; it must fit into 64 bits")
+    if not recipe.measurement.kind:
+        known = "inpaint, colorize, denoise, downsample or paired"
+        raise RecipeError(f"measurement.kind is not given; choose one of {known}")
     leaves = recipe.tree.branching**recipe.tree.depth
     if leaves > MOST_LEAVES:
         raise RecipeError(
             f"tree.branching is {recipe.tree.branching} and tree.depth {recipe.tree.depth}: "
             f"{leaves} leaves, at most {MOST_LEAVES} are built"
         )
+    _check_focus(recipe.loss.focus)
+    _check_surprise(recipe.loss.surprise, recipe.tree.depth)
+    _check_together(recipe)
 
 
 def _check_focus(focus: tuple[float, ...]) -> None:
@@ -201,12 +186,12 @@ def _check_focus(focus: tuple[float, ...]) -> None:
         )
 
 
-def _check_rate(rate: tuple[float, ...], depth: int) -> None:
+def _check_surprise(rate: tuple[float, ...], depth: int) -> None:
     fits = len(rate) in (1, depth) or (rate and not depth)
     if not fits or not all(r >= 0 for r in rate):
         raise RecipeError(
-            f"loss.rate is {list(rate)}; write one number of at least 0, or {depth} of them, one "
-            "for each level of the tree"
+            f"loss.surprise is {list(rate)}; write one number of at least 0, or {depth} of them, "
+            "one for each level of the tree"
         )
 
 
@@ -246,25 +231,36 @@ def _check_together(recipe: Recipe) -> None:
 
 def build_section(cls: type, table: dict[str, Any], origin: str, prefix: str) -> Any:
     """A dataclass from a TOML table; `prefix` is what precedes its keys in messages."""
-    types = get_type_hints(cls)
+    types = types_of(cls)
     values = {}
     for key, value in table.items():
         name = prefix + key
         if key not in types:
             raise RecipeError(f"{origin}: unknown key {name!r}; {_hint(key, types, prefix)}")
-        wanted = types[key]
-        if dataclasses.is_dataclass(wanted):
-            if not isinstance(value, dict):
-                raise RecipeError(f"{origin}: {name!r} is a section, not a value")
-            inner: Any = wanted
+        inner: Any = bare_type(types[key])
+        if not dataclasses.is_dataclass(inner):
+            values[key] = _named(origin, convert, value, types[key], name)
+        elif isinstance(value, dict):
             values[key] = build_section(inner, value, origin, prefix=name + ".")
         else:
-            values[key] = _convert(value, wanted, name, origin)
+            raise RecipeError(f"{origin}: {name!r} is a section, not a value")
     return cls(**values)
 
 
+def _named(origin: str, function: Any, *words: Any) -> Any:
+    """What a function returns, or its refusal with the file's name before it."""
+    try:
+        return function(*words)
+    except RecipeError as error:
+        raise RecipeError(f"{origin}: {error}") from error
+
+
 def _hint(key: str, known: dict[str, Any], prefix: str) -> str:
-    """The nearest key of the same section, else of any section."""
+    """What the key is called now, or the nearest one of the same section, else of any section."""
+    if prefix + key in RENAMED:
+        return f"it is called {RENAMED[prefix + key]!r} now"
+    if prefix + key in RETIRED:
+        return "nobody used it, and it is gone: leave it out"
     names = {name: prefix + name for name in known}
     for section in dataclasses.fields(Recipe):
         if dataclasses.is_dataclass(section.type):
@@ -272,17 +268,6 @@ def _hint(key: str, known: dict[str, Any], prefix: str) -> str:
                 names.setdefault(other.name, f"{section.name}.{other.name}")
     near = difflib.get_close_matches(key, known, n=1) or difflib.get_close_matches(key, names, n=1)
     return f"did you mean {names[near[0]]!r}?" if near else f"known: {', '.join(known)}"
-
-
-def _convert(value: Any, wanted: Any, name: str, origin: str) -> Any:
-    if get_origin(wanted) is tuple:
-        entries = value if isinstance(value, list | tuple) else [value]
-        return tuple(_convert(entry, get_args(wanted)[0], name, origin) for entry in entries)
-    if wanted is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if type(value) is not wanted:
-        raise RecipeError(f"{origin}: {name} is {value!r}; it must be {wanted.__name__}")
-    return value
 
 
 def _apply(table: dict[str, Any], change: str) -> None:
@@ -299,11 +284,6 @@ def _apply(table: dict[str, Any], change: str) -> None:
         if not isinstance(table, dict):
             raise RecipeError(f"--set {change!r}: {section!r} is not a section")
     table[last] = value
-
-
-def _get(recipe: Recipe, key: str) -> Any:
-    section, name = key.split(".")
-    return getattr(getattr(recipe, section), name)
 
 
 def _toml(value: Any) -> str:

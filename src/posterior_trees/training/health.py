@@ -89,12 +89,12 @@ class Health:
 def idle_options(recipe: Recipe) -> list[str]:
     """What a recipe asks for and its epochs leave no time for, as warnings."""
     loss, balancer, epochs = recipe.loss, recipe.balancer, recipe.training.epochs
-    has_rate = any(loss.rate) and loss.seeds > 0 and loss.epsilon_start < epochs
-    guided = loss.epsilon_start + loss.seeds
+    has_rate = any(loss.surprise) and loss.guided_epochs > 0 and loss.epsilon_start < epochs
+    guided = loss.epsilon_start + loss.guided_epochs
     late = [
         ("annealing", True, loss.epsilon_start, "loss.epsilon_start"),
-        ("loss.seeds", loss.seeds > 0, loss.epsilon_start, "loss.epsilon_start"),
-        ("loss.rate", has_rate, guided, "loss.seeds, which guide until then"),
+        ("loss.guided_epochs", loss.guided_epochs > 0, loss.epsilon_start, "loss.epsilon_start"),
+        ("loss.surprise", has_rate, guided, "loss.guided_epochs, which guide until then"),
         ("the balancer", balancer.is_on, balancer.start, "balancer.start"),
     ]
     return [

@@ -61,7 +61,7 @@ class Learner:
         self.schedule = Schedule(recipe.optimizer, self.total_steps)
         self.optimizer = make_optimizer(recipe, predictor.network, fabric.device)
         self.network, self.wrapped = self._set_up(predictor.network)
-        self.average = Average(self.network, recipe.training.ema * steps_per_epoch)
+        self.average = Average(self.network, recipe.training.average_half_life * steps_per_epoch)
         if recipe.training.compile and fabric.device.type == "cuda":  # three passes become one
             self.average.update = compiled(self.average.update)
         groups, spec = len(self.optimizer.param_groups), recipe.loss
@@ -73,7 +73,7 @@ class Learner:
         self.conscience = Conscience(predictor.branching, strength)
         part = Part(spec.focus, spec.is_by_shape)
         self.starts = Starts(predictor.branching, is_guided, part)
-        self.rules = rules_of(spec, self.conscience, self.starts, self._mean)
+        self.rules = rules_of(spec, self.conscience, self.starts)
 
     def learn(
         self,
@@ -91,7 +91,7 @@ class Learner:
 
     def _prepare(self, x: Float[Tensor, "b *shape"]) -> None:
         """What depends on the size of the images, before the first batch."""
-        if self.recipe.loss.seeds:
+        if self.recipe.loss.guided_epochs:
             self.starts.make_room(x[0])
         if self.recipe.training.compile:
             has_little_data = x.numel() * self.predictor.num_leaves <= LITTLE
@@ -120,7 +120,7 @@ class Learner:
                 group["lr"] = rate
         epoch, spec = step / self.steps_per_epoch, self.recipe.loss
         strength = strength_at(step / self.total_steps, spec.conscience)
-        is_guided = self.starts.is_found and epoch < spec.epsilon_start + spec.seeds
+        is_guided = self.starts.is_found and epoch < spec.epsilon_start + spec.guided_epochs
         last = self.epsilon(epoch), self.average.share(step), strength, float(is_guided)
         numbers = torch.tensor([*rates, *last])
         self.numbers.copy_(numbers, non_blocking=True)  # CUDA reads few bytes before it returns
@@ -190,7 +190,7 @@ class Learner:
         trained: Any = accelerate(network)
         trained = compiled(trained) if spec.compile else trained
         wrapped, self.optimizer = self.fabric.setup(trained, self.optimizer)
-        if uses_cuda and spec.capture and self.fabric.world_size == 1:
+        if uses_cuda and self.fabric.world_size == 1:
             self._learn = Capture(self._learn)  # ty: ignore[invalid-assignment]
         return network, wrapped
 

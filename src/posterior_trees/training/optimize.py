@@ -106,7 +106,7 @@ def make_optimizer(recipe: Recipe, network: nn.Module, device: torch.device):
     for table in tables if uses_cuda else []:
         table["lr"] = torch.tensor(table["lr"], device=device)  # a recorded step reads it there
     if spec.name == "sgd":
-        return torch.optim.SGD(tables, momentum=spec.momentum, fused=uses_cuda)
+        return torch.optim.SGD(tables, momentum=0.9, fused=uses_cuda)
     return torch.optim.AdamW(tables, betas=(0.9, 0.999), fused=uses_cuda, capturable=uses_cuda)
 
 

@@ -28,7 +28,6 @@ FREE_TO_CHANGE = {
     "training.picture_every",
     "training.evaluation_batch",
     "training.compile",
-    "training.capture",
     "training.calibrate",
 }
 """Recipe keys that do not change what a run trains: a finished one can still be calibrated."""

@@ -157,7 +157,7 @@ class Trainer:
     def _seed_leaves(self, step: int) -> None:
         """Once ε starts to fall, let leaves begin at clusters of what the root misses."""
         spec, learner = self.recipe.loss, self.learner
-        is_due = spec.seeds and step >= spec.epsilon_start * self.steps_per_epoch
+        is_due = spec.guided_epochs and step >= spec.epsilon_start * self.steps_per_epoch
         if is_due and not learner.starts.is_found:
             generator = self.feed.generator(step, 0)
             learner.seed(self.feed.glance(IMAGES, generator), generator)

@@ -1,6 +1,6 @@
 """What every rule can do, and those that a recipe asks for."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
 from jaxtyping import Float
@@ -26,14 +26,12 @@ class Rule(Protocol):
     def adjust(self, tree: Tree, x: Float[Tensor, "b *shape"], errors: Errors) -> Errors: ...
 
 
-def rules_of(
-    spec: LossSpec, conscience: Conscience, starts: Starts, mean: Callable[[Tensor], Tensor]
-) -> tuple[Rule, ...]:
+def rules_of(spec: LossSpec, conscience: Conscience, starts: Starts) -> tuple[Rule, ...]:
     """In the order in which they apply: what is compared, at which price, and who leads."""
     asked: tuple[tuple[object, Rule], ...] = (
         (spec.focus or spec.is_by_shape, starts.part),
         (spec.conscience, conscience),
-        (any(spec.rate), Surprise(spec.rate, mean if spec.is_rate_relative else None)),
-        (spec.seeds, starts),
+        (any(spec.surprise), Surprise(spec.surprise)),
+        (spec.guided_epochs, starts),
     )
     return tuple(rule for is_on, rule in asked if is_on)

@@ -5,7 +5,7 @@ an accident of first weights and first batches. A rare answer, the sunglasses th
 hundred wears, then has no leaf near it and never gets one. K-means has a cure, to begin with good
 centres, and so has a network: when $\varepsilon$ starts to fall, what the root misses,
 $r = x - x_{\text{root}}(y)$, is clustered over training images into a tree of centres $c_n$
-(`clustering.py`). For the next `loss.seeds` epochs the truth goes down this tree, at each
+(`clustering.py`). For the next `loss.guided_epochs` epochs the truth goes down this tree, at each
 level to the child with the smallest
 
 $$ \overline{(r - c_{nk})^2}, $$
@@ -14,7 +14,7 @@ whatever the network's children show, and they learn what it brings. Then the ne
 over, as Lloyd's steps follow the choice of centres. $r$ is averaged over squares of pixels: a
 centre is a mean, and knows no detail. With `loss.focus` it is that of a part (`focus.py`).
 
-Deviation: the paper leaves it to the annealing. Off unless `loss.seeds` is above 0.
+Deviation: the paper leaves it to the annealing. Off unless `loss.guided_epochs` is above 0.
 """
 
 from collections.abc import Iterable, Sequence

@@ -3,10 +3,10 @@ r"""What y makes us expect is nearer: a price for children that come as a surpri
 Deviation: the paper's association is by squared error alone. With a small rate children take over
 from their siblings what y already makes them expect: the tree becomes more predictable, in first
 order at no cost in squared error (entropy-constrained vector quantisation, Chou, Lookabaugh & Gray,
-1989). Off unless `loss.rate` is above 0.
+1989). Off unless `loss.surprise` is above 0.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from jaxtyping import Float
@@ -17,49 +17,34 @@ from posterior_trees.tree import Tree
 
 
 class Surprise:
-    """Prices errors by `costs`. With a `mean` over all processes the probabilities of the batch are
-    what is usual."""
+    """Prices errors by `costs`."""
 
     leads = False
 
-    def __init__(
-        self,
-        rate: float | int | Sequence[float],
-        mean: Callable[[Tensor], Tensor] | None = None,
-    ) -> None:
-        self.rate, self.mean = rate, mean
+    def __init__(self, rate: float | int | Sequence[float]) -> None:
+        self.rate = rate
 
     def adjust(
         self, tree: Tree, x: Float[Tensor, "b *shape"], errors: Sequence[Float[Tensor, "b _"]]
     ) -> list[Float[Tensor, "b _"]]:
-        usual = None
-        if self.mean is not None:
-            usual = [self.mean(level.detach().exp().mean(dim=0)) for level in tree.log_probs]
-        return costs(tree, errors, self.rate, usual)
+        return costs(tree, errors, self.rate)
 
 
 def costs(
     tree: Tree,
     errors: Sequence[Float[Tensor, "b _"]],
     rate: float | int | Sequence[float],
-    usual: Sequence[Float[Tensor, "_"]] | None = None,
 ) -> list[Float[Tensor, "b _"]]:
     r"""What it takes to describe the truth by a child: its squared error, and how unexpected it is,
 
     $$ e_{nk} - \lambda \, e_{\text{root}} \ln \frac{\alpha_{nk}}{\alpha_n} . $$
 
-    A child that is rare for every y loses images this way, and becomes rarer. With `usual`, the
-    probabilities $\bar\alpha$ of the nodes of every level averaged over many y, only what y itself
-    says counts: $\ln (\alpha_{nk} / \alpha_n) - \ln (\bar\alpha_{nk} / \bar\alpha_n)$, the
-    information that y has on the child. Probabilities that do not depend on y then change nothing.
+    A child that is rare for every y loses images this way, and becomes rarer.
 
     $\lambda$ may differ from level to level: deep siblings are more alike, so that the same one
     changes more choices there.
     """
     surprises = surprise(tree.branching, tree.log_probs)
-    if usual is not None:
-        expected = surprise(tree.branching, [level.log().unsqueeze(0) for level in usual])
-        surprises = [s - e for s, e in zip(surprises, expected, strict=True)]
     rates = [0.0, *per_level(rate, tree.depth)]
     return [e + r * errors[0] * s for e, r, s in zip(errors, rates, surprises, strict=True)]
 
