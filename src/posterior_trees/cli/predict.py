@@ -13,6 +13,7 @@ from posterior_trees.errors import InputError
 
 if TYPE_CHECKING:
     from posterior_trees.pictures.answer import Answer
+    from posterior_trees.pictures.results import Results
 
 
 def add(commands: Any) -> None:
@@ -31,6 +32,20 @@ def add(commands: Any) -> None:
                          "than 1024×1024 pixels]")  # fmt: skip
     predict.add_argument("--overlap", type=int, metavar="PIXELS",
                          help="how far neighbouring tiles overlap [64]")  # fmt: skip
+    predict.add_argument("--write", metavar="WORDS", help="page,zarr,tiff,labels,table: what to "
+                         "write [page; of more than 20 fields table,labels]")  # fmt: skip
+    predict.add_argument(
+        "--dtype",
+        choices=("uint8", "uint16", "float32"),
+        default="uint8",
+        help="numbers of zarr, and of tiff if not of 8 bits [uint8]",
+    )
+    predict.add_argument("--ngff", choices=("0.4", "0.5"), default="0.5",
+                         help="version of OME-Zarr [0.5]")  # fmt: skip
+    again = predict.add_mutually_exclusive_group()
+    again.add_argument("--resume", action="store_true", help="do what is not done yet, and what "
+                       "failed [what happens in a folder of results]")  # fmt: skip
+    again.add_argument("--overwrite", action="store_true", help="do all fields anew")
     predict.set_defaults(run=run_predict)
 
 
@@ -38,6 +53,7 @@ def run_predict(arguments: argparse.Namespace) -> None:
     from posterior_trees.imaging.fields import WELL_PATTERN, list_fields
     from posterior_trees.pictures.answer import Tiling
     from posterior_trees.pictures.nuclei.count import describe_counting
+    from posterior_trees.pictures.results import Outputs, Results
     from posterior_trees.pictures.write import PictureError, predict_files
     from posterior_trees.progress import track
 
@@ -48,7 +64,14 @@ def run_predict(arguments: argparse.Namespace) -> None:
     fields = list_fields(arguments.images, arguments.filter, pattern)
     predictor = load_model(arguments, arguments.device)
     predictor.about["called"] = arguments.model  # what messages call it
-    remark = describe_counting(predictor) if arguments.count else ""
+    outputs = Outputs.of(arguments.write, len(fields), arguments.dtype, arguments.ngff)
+    if arguments.resume and not (arguments.out / "job.json").is_file():
+        raise InputError(f"{arguments.out} has no results to go on with: leave --resume out")
+    results = Results(
+        arguments.out, outputs, settings_of(arguments, predictor), threshold=arguments.threshold,
+        is_counted=arguments.count, is_overwritten=arguments.overwrite,
+    )  # fmt: skip
+    remark = describe_counting(predictor) if results.is_counted else ""
     if remark:
         warn(remark)
     try:
@@ -58,7 +81,8 @@ def run_predict(arguments: argparse.Namespace) -> None:
             arguments.out,
             make_reading(arguments),
             Tiling(arguments.tile, arguments.overlap),
-            also=nucleus_counter(arguments, len(fields) == 1),
+            also=nucleus_counter(arguments, results),
+            results=results,
             remark=remark,
             warn=warn,
             watch=track("predicting"),
@@ -71,23 +95,39 @@ def run_predict(arguments: argparse.Namespace) -> None:
         print_counts(written)
 
 
-def nucleus_counter(arguments: argparse.Namespace, is_one: bool):
+def settings_of(arguments: argparse.Namespace, predictor: Any) -> dict[str, Any]:
+    """Everything that changes pixels: a folder of results is of one such set."""
+    import hashlib
+
+    import torch
+
+    weights = hashlib.sha256()
+    for name, tensor in sorted(predictor.state_dict().items()):
+        weights.update(name.encode() + tensor.detach().cpu().contiguous().numpy().tobytes())
+    names = [
+        "axes", "channel", "at", "series", "pixel_size", "scale", "levels", "gamma", "invert",
+        "digit", "resize", "clean", "measured", "tile", "overlap", "count", "threshold",
+    ]  # fmt: skip
+    chosen = {name: getattr(arguments, name) for name in names}
+    return chosen | {
+        "weights": weights.hexdigest(), "device": predictor.device.type, "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+    }  # fmt: skip
+
+
+def nucleus_counter(arguments: argparse.Namespace, results: "Results"):
     """What `predict --count` writes beside each tree; None without it."""
     if not arguments.count:
-        if arguments.threshold is not None:
+        if arguments.threshold is not None and not results.is_counted:
             raise InputError("--threshold is for counting: add --count")
         return None
-    from posterior_trees.pictures.nuclei.count import count_nuclei
     from posterior_trees.pictures.nuclei.report import KEPT, per_leaf, write_count
-    from posterior_trees.progress import track
-
-    watch = track("counting nuclei") if is_one else iter
 
     def count(made: "Answer", folder: Path, facts: dict) -> dict[str, list[int | None]]:
-        tree = made.tree
-        counted = count_nuclei(tree, arguments.threshold, parts=made.parts, watch=watch)
-        write_count(counted, tree, folder, {key: facts[key] for key in KEPT if key in facts})
-        return per_leaf(counted, tree)
+        counted = results.count(made)
+        kept = {key: facts[key] for key in KEPT if key in facts}
+        write_count(counted, made.tree, folder, kept)
+        return per_leaf(counted, made.tree)
 
     return count
 

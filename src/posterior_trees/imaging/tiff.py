@@ -5,8 +5,11 @@ these, and is Pillow's.
 """
 
 import itertools
+import logging
 import math
 import re
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 from xml.etree import ElementTree
@@ -49,7 +52,7 @@ def open_tiff(path: Path, series: int = 0) -> Stack | None:
     """The `series`-th image of a file; None of a photograph."""
     tifffile = need("tifffile")
     check_pages(path)
-    with damage_named(str(path)):
+    with damage_named(str(path)), _complaints() as complaints:
         file = tifffile.TiffFile(path)
         try:
             found = file.series
@@ -58,12 +61,28 @@ def open_tiff(path: Path, series: int = 0) -> Stack | None:
                     f"{path} has {len(found)} series, from 0: there is no --series {series}"
                 )
             stack = _describe(path, file, found[series], series)
+            if lost := [text for text in complaints if "invalid value offset" in text]:
+                raise ValueError(lost[0])  # its description, say, lies beyond the end
         except BaseException:
             file.close()
             raise
     if stack is None:
         file.close()
     return stack
+
+
+@contextmanager
+def _complaints() -> Generator[list[str], None, None]:
+    """What tifffile logs as errors, and goes on without."""
+    texts: list[str] = []
+    handler = logging.Handler(logging.ERROR)
+    handler.emit = lambda record: texts.append(record.getMessage())
+    log = logging.getLogger("tifffile")
+    log.addHandler(handler)
+    try:
+        yield texts
+    finally:
+        log.removeHandler(handler)
 
 
 def _describe(path: Path, file: Any, series: Any, number: int) -> Stack | None:

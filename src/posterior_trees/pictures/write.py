@@ -16,6 +16,8 @@ out/<stem>/tree.json         `{"schema": 1, "picture", "model", "branching", "si
 out/<stem>/count*            with `--count`: the nuclei in the leaves, see `pictures/count.py`
 """
 
+import html
+import json
 import shutil
 import time
 import warnings
@@ -33,11 +35,15 @@ from posterior_trees.explore.content import SIDE
 from posterior_trees.explore.export import frame_content, inline_page
 from posterior_trees.figure import save_figure
 from posterior_trees.imaging.fields import Field, stem_of
+from posterior_trees.imaging.ome_zarr import is_zarr
+from posterior_trees.imaging.ome_zarr import stamp_of as stamp_of_zarr
 from posterior_trees.imaging.size import shrink
 from posterior_trees.models.card import describe_model
 from posterior_trees.pictures.answer import Answer, Tiling, answer, warn_of
 from posterior_trees.pictures.place import put, put_file, stage
-from posterior_trees.pictures.reading import Reading, read
+from posterior_trees.pictures.reading import Reading, read, stamp_of
+from posterior_trees.pictures.results import MANY, Results
+from posterior_trees.pictures.tiles import Map
 from posterior_trees.predictor import Predictor
 from posterior_trees.store import write_bytes, write_json
 from posterior_trees.tree import Tree
@@ -71,6 +77,7 @@ def predict_files(
     *,
     also: Also | None = None,
     remark: str = "",
+    results: Results | None = None,
     warn: Callable[[str], object] = warnings.warn,
     watch: Callable = iter,
 ) -> list[Path]:
@@ -80,7 +87,8 @@ def predict_files(
     A folder holds the files above and appears whole or not at all. Pictures that fail do not stop
     the others: the `PictureError` at the end names them all. `also(answer, folder, facts)` may
     write more files into a folder and return numbers of the leaves, whose distributions the page
-    then shows; `facts` are those of `tree.json`. `remark` is what to beware of in all pictures.
+    then shows; `facts` are those of `tree.json`. `results` adds other files and tables, and knows
+    which fields are done already. `remark` is what to beware of in all pictures.
     `watch` wraps the loop over files, or over the tiles of a single file.
     """
     reading = reading or Reading()
@@ -91,38 +99,134 @@ def predict_files(
             "--scale FACTOR makes a picture larger or smaller"
         )
     fields = [f if isinstance(f, Field) else Field(Path(f), stem_of(Path(f))) for f in files]
-    examples, folders, problems = [], [], []
     watch, watch_tiles = (iter, watch) if len(files) == 1 else (watch, iter)
 
     def watched(predict: Callable, tiles: Iterable) -> Iterable:
         return map(predict, watch_tiles(tiles))
 
-    out, page_at, page_seconds = Path(out), 0.0, 0.0
     with stage(out) as place:
-        for field, folder in watch(list(zip(fields, _choose_folders(fields, out), strict=True))):
-            file = field.path
-            try:
-                picture = read(file, predictor, reading)
-                made = answer(predictor, picture, tiling, map=watched)
-                warn_of(picture, made, warn)
-                facts: dict = {"picture": str(file), "model": predictor.name}
-                scale = picture.reading.scale
-                facts |= {"scale": scale} if scale != 1 else {}
-                examples.append(_write(place, folder, made.noted(remark), facts, also))
-                folders.append(folder)
-                if time.monotonic() - page_at >= PAGE_EVERY * page_seconds:
-                    page_seconds = _write_page(place, out, predictor, examples)
-                    page_at = time.monotonic()
-            except Exception as error:
-                if not (text := words_for(error)):
-                    raise
-                problems.append(text if text.startswith(str(file)) else f"{file}: {text}")
-        if examples:
-            _write_page(place, out, predictor, examples)
-            folders.insert(0, out / "index.html")
-    if problems:
-        raise PictureError(problems, len(files), folders)
-    return folders
+        run = _Run(predictor, place, Path(out), reading, results)
+        run.tiling, run.map, run.also, run.remark, run.warn = tiling, watched, also, remark, warn
+        for field, folder in watch(run.begin(fields)):
+            run.take(field, folder)
+        return run.finish(fields)
+
+
+class _Run:
+    """The fields of one call, as they end."""
+
+    tiling: Tiling | None
+    map: Map
+    also: Also | None
+    remark: str
+    warn: Callable[[str], object]
+
+    def __init__(
+        self, predictor: Predictor, place: Path, out: Path, reading: Reading,
+        results: Results | None,
+    ) -> None:  # fmt: skip
+        self.predictor, self.place, self.out = predictor, place, out
+        self.reading, self.results = reading, results
+        self.page_at = self.page_seconds = 0.0
+        self.has_page = results is None or "page" in results.outputs.words
+        self.examples: dict[str, dict] = {}
+        self.folders: list[Path] = []
+        self.problems: list[str] = []
+        self.total = self.lines = 0
+
+    def begin(self, fields: Sequence[Field]) -> list[tuple[Field, Path]]:
+        """The fields that are to be done; those that are done already count as written."""
+        named = list(zip(fields, _choose_folders(fields, self.out), strict=True))
+        self.total, todo, records = len(named), [], []
+        if self.results is None:
+            return list(named)
+        self.results.begin()
+        for field, folder in named:
+            record = self.results.find(field, folder.name, self._stamp(field))
+            if record is None or (self.has_page and not folder.is_dir()):
+                todo.append((field, folder))
+                continue
+            records.append(record)
+            if self.has_page:
+                self.folders.append(folder)
+                self.examples[folder.name] = record["example"] or {}
+        self.results.known = records
+        if records:
+            self.warn(f"{len(records)} of {self.total} fields were done before (--overwrite makes "
+                      "them anew)")  # fmt: skip
+        return todo
+
+    def take(self, field: Field, folder: Path) -> None:
+        """One field; what goes wrong with it is kept for the end."""
+        start, name = time.monotonic(), folder.name
+        try:
+            picture = read(field.path, self.predictor, self.reading)
+            made = answer(self.predictor, picture, self.tiling, map=self.map)
+            warn_of(picture, made, self.warn)
+            facts: dict = {"picture": str(field.path), "model": self.predictor.name}
+            scale = picture.reading.scale
+            facts |= {"scale": scale} if scale != 1 else {}
+            made, example = made.noted(self.remark), None
+            if self.has_page:
+                example = _write(self.place, folder, made, facts, self.also)
+                self.examples[name] = example
+                self.folders.append(folder)
+            if self.results is not None:
+                seconds = time.monotonic() - start
+                facts |= {"path": str(field.path), "stamp": dict(picture.origin.stamp)
+                          if picture.origin else {}, **self.results.settings}  # fmt: skip
+                kept = example if self.total <= MANY else None
+                record = self.results.write(field, name, picture, made, seconds, kept, facts)
+                self.results.add(record)
+            if self.has_page:
+                self._show(folder)
+        except Exception as error:
+            if not (text := words_for(error)):
+                raise
+            text = text if text.startswith(str(field.path)) else f"{field.path}: {text}"
+            self.problems.append(text)
+            if self.results is not None:
+                seconds = time.monotonic() - start
+                self.results.add(self.results.fail(field, name, text, seconds))
+
+    def finish(self, fields: Sequence[Field]) -> list[Path]:
+        """What was written; raises what went wrong."""
+        self._show()
+        if self.results is not None:
+            self.results.finish(fields)
+        written = [self.out / "index.html", *self.folders] if self.examples else []
+        if self.results is not None:
+            tables = {"nuclei.csv", "fields.csv"} if self.results.is_tabled else set()
+            written += [self.out / name for name in sorted(tables)]
+        if self.problems:
+            raise PictureError(self.problems, self.total, written)
+        return written
+
+    def _show(self, folder: Path | None = None) -> None:
+        """The page of all fields so far; of many, one for each, and a table of links."""
+        if not self.examples:
+            return
+        if self.total <= MANY:
+            if folder is None or time.monotonic() - self.page_at >= PAGE_EVERY * self.page_seconds:
+                shown = list(self.examples.values())
+                self.page_seconds = _write_page(self.place, self.out, self.predictor, shown)
+                self.page_at = time.monotonic()
+            return
+        if folder is not None:
+            _write_page(self.place, folder, self.predictor, [self.examples[folder.name]])
+            self.examples[folder.name] = {}
+        names = [html.escape(name) for name in self.examples]
+        links = "".join(f'<li><a href="{n}/index.html">{n}</a></li>' for n in names)
+        head = '<!doctype html><meta charset="utf-8"><title>Posterior trees</title>'
+        write_bytes(self.place / "index.html", f"{head}<ol>{links}</ol>".encode())
+        put_file(self.place / "index.html", self.out)
+
+    def _stamp(self, field: Field) -> dict:
+        try:
+            stamp = stamp_of_zarr(field.path) if is_zarr(field.path) else stamp_of(field.path)
+            return json.loads(json.dumps(stamp))
+        except OSError:
+            return {}
 
 
 def make_folder(out: str | PathLike[str]) -> Path:

@@ -34,7 +34,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from posterior_trees.errors import InputError
@@ -76,6 +76,8 @@ class Count(NamedTuple):
     spread_together: float
     leaves: list[Leaf]
     nuclei: list[Nucleus]
+    labels: Int64[Tensor, "h w"]
+    """The number of each pixel's nucleus, from 1 in the order of `nuclei`; 0 outside."""
 
     @property
     def uncertain(self) -> list[Nucleus]:
@@ -118,8 +120,8 @@ def count_nuclei(
         for path, p, regions in zip(paths, probs.tolist(), found, strict=True)
     ]
     order = probs.argsort(descending=True, stable=True).tolist()
-    nuclei = _inventory(found, order, local, parts, paths)
-    return Count(threshold, smallest, len(parts), mean, spread, together, leaves, nuclei)
+    nuclei, labels = _inventory(found, order, local, parts, paths)
+    return Count(threshold, smallest, len(parts), mean, spread, together, leaves, nuclei, labels)
 
 
 def count_in(image: Float[Tensor, "1 h w"], threshold: float | int | None = None) -> int:
@@ -154,7 +156,7 @@ def _inventory(
     local: Float[Tensor, "t n"],
     parts: Sequence[Part],
     paths: Sequence[tuple[int, ...]],
-) -> list[Nucleus]:
+) -> tuple[list[Nucleus], Int64[Tensor, "h w"]]:
     is_bright = torch.stack([regions.numbers > 0 for regions in found])
     listing = Listing(is_bright.shape[1:])
     for leaf in order:
@@ -174,7 +176,7 @@ def _inventory(
         showing = tuple(path for path, is_in in zip(paths, shown, strict=True) if is_in)
         size = int(found[leaf].pixels[number])
         nuclei.append(Nucleus(*centre.tolist(), size, probability, showing))
-    return nuclei
+    return nuclei, listing.owner
 
 
 class Listing:
