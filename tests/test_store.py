@@ -194,3 +194,22 @@ def test_a_file_can_be_read_by_others(tmp_path):
     """Temporary files are their owner's alone; a model in a shared folder is not."""
     store.write(tmp_path / "f", {"x": torch.tensor(1)}, {})
     assert (tmp_path / "f").stat().st_mode & 0o777 == 0o644
+
+
+def test_a_file_written_by_others_is_whole_or_as_it_was(tmp_path):
+    file = tmp_path / "figure.png"
+    file.write_text("old")
+
+    def interrupted() -> None:
+        with store.whole(file) as part:
+            part.write_text("ne")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert [path.name for path in tmp_path.iterdir()] == ["figure.png"]
+    assert file.read_text() == "old"
+    with store.whole(file) as part:
+        assert part.suffix == ".png"
+        part.write_text("new")
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["new"]

@@ -26,6 +26,7 @@ from matplotlib.patches import Rectangle
 from torch import Tensor
 
 from posterior_trees.errors import InputError, plural
+from posterior_trees.store import whole
 from posterior_trees.tree import Tree, level_sizes
 
 FORMATS = (".png", ".jpg", ".svg", ".pdf")
@@ -101,7 +102,8 @@ def save_figure(
         raise InputError(f"cannot write {file}: a figure's name ends in {', '.join(FORMATS)}")
     figure = draw_grid(tree, y=y, x=x, path=path, names=names, title=title)
     try:
-        figure.savefig(file, dpi=dpi)
+        with whole(file) as part:
+            figure.savefig(part, dpi=dpi)
     except OSError as error:
         raise OSError(
             f"cannot write the figure {file} ({error.strerror or error}): "

@@ -75,6 +75,19 @@ def write_bytes(path: Path, content: bytes) -> None:
         ) from error
 
 
+@contextmanager
+def whole(file: str | PathLike[str]) -> Generator[Path, None, None]:
+    """A hidden name beside `file` to write to, which then becomes `file`: that one is never half
+    there, whatever ends the work."""
+    path = Path(file)
+    part = path.with_name(f".{path.stem}.{os.getpid()}.part{path.suffix}")
+    try:
+        yield part
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
 def write_json(file: str | PathLike[str], content: Any) -> None:
     """Replace a file by JSON that every reader takes: NaN and infinities, which it cannot hold, are
     null. The folder is made if it is not there."""

@@ -13,7 +13,6 @@ Which images? `choose_images` decides for it and for `ptrees compare`, whose `--
 (`docs/compare.md`); a comparison whose folder lacks some begins with a message that says so.
 """
 
-import io
 from collections import Counter
 from collections.abc import Sequence
 from os import PathLike
@@ -26,7 +25,7 @@ from torch import Tensor
 
 from posterior_trees.errors import DataError, InputError
 from posterior_trees.imaging.decode import decode
-from posterior_trees.store import write_bytes
+from posterior_trees.store import whole
 
 PICTURES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp", ".webp")
 
@@ -62,9 +61,8 @@ def write_samples(
     folder.mkdir(parents=True, exist_ok=True)
     pixels = samples.clamp(0, 1).mul(255).round().byte().permute(0, 1, 3, 4, 2).cpu().numpy()
     for number, mine in zip(numbers.tolist(), pixels, strict=True):
-        content = io.BytesIO()
-        np.save(content, mine, allow_pickle=False)
-        write_bytes(folder / f"{number:05d}.npy", content.getvalue())
+        with whole(folder / f"{number:05d}.npy") as part:
+            np.save(part, mine, allow_pickle=False)
 
 
 def choose_images(total: int, count: int, seed: int = 0) -> Int[Tensor, "{count}"]:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from posterior_trees.store import write_json
+from posterior_trees.store import whole, write_json
 from posterior_trees_paper.compare.methods import Inputs
 
 SCHEMA = 1
@@ -36,7 +36,8 @@ def save_inputs(folder: Path, inputs: Inputs, facts: dict[str, Any]) -> list[Pat
     written = [folder / "inputs.json", folder / "y", folder / "x"]
     if inputs.hole is not None:
         written.append(folder / "hole.npy")
-        np.save(written[-1], inputs.hole.cpu().numpy(), allow_pickle=False)
+        with whole(written[-1]) as part:
+            np.save(part, inputs.hole.cpu().numpy(), allow_pickle=False)
     about = {"size": list(inputs.x.shape[1:]), "measurement": type(inputs.measurement).__name__}
     write_json(written[0], {"schema": SCHEMA, **facts, **about, "images": images})
     return written
@@ -44,4 +45,5 @@ def save_inputs(folder: Path, inputs: Inputs, facts: dict[str, Any]) -> list[Pat
 
 def _save(file: Path, image: Tensor) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
-    np.save(file, image.permute(1, 2, 0).cpu().contiguous().numpy(), allow_pickle=False)
+    with whole(file) as part:
+        np.save(part, image.permute(1, 2, 0).cpu().contiguous().numpy(), allow_pickle=False)

@@ -15,12 +15,12 @@ import re
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from os import PathLike
-from pathlib import Path
 
 from jaxtyping import Float
 from torch import Tensor
 
 from posterior_trees.explore.content import SCHEMA, Measure, describe_trees
+from posterior_trees.store import whole
 from posterior_trees.tree import Tree
 
 MODULES = (
@@ -77,7 +77,8 @@ def save_page(file: str | PathLike[str], trees: Tree, **options) -> None:
     """Write `page` to a file; the options are those of `page`."""
     text = page(trees, **options)
     try:
-        Path(file).write_text(text, encoding="utf-8")
+        with whole(file) as part:
+            part.write_text(text, encoding="utf-8")
     except OSError as error:
         raise OSError(
             f"cannot write the page {file} ({error.strerror or error}): "

@@ -25,6 +25,7 @@ from posterior_trees.guarantee.conformal import beta_range, finest_level, quanti
 from posterior_trees.guarantee.judging import Judged, Rows, number_of, score_rows, take
 from posterior_trees.guarantee.numbers import Form
 from posterior_trees.seeding import unit_hash
+from posterior_trees.store import whole
 from posterior_trees.tree import Tree, grow
 
 if TYPE_CHECKING:
@@ -131,7 +132,8 @@ def draw_report(file: str | PathLike[str], found: Diagnosis, title: str) -> None
     axes[4].plot(told, true, "o-", color="C3", ms=4)
     axes[4].set(xlabel="probability of a leaf", ylabel="how often it is reached")
     figure.suptitle(title, fontsize=11)
-    figure.savefig(file, dpi=110)
+    with whole(file) as part:
+        figure.savefig(part, dpi=110)
 
 
 def _draw_coverage(axes: "Axes", found: Diagnosis) -> None:

@@ -57,7 +57,8 @@ class Run:
                 (self.folder / "trees").mkdir(parents=True, exist_ok=True)
             except OSError as error:
                 raise RunError(f"cannot make the run folder {self.folder}: {error}") from error
-            for leftover in self.folder.glob("*.part"):  # of a save that was killed
+            trees = (self.folder / "trees").glob(".*.part.*")
+            for leftover in (*self.folder.glob("*.part"), *trees):  # of a save that was killed
                 leftover.unlink(missing_ok=True)
             store.write_bytes(recipe_file, write_recipe(recipe).encode())
 
