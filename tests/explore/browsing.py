@@ -57,7 +57,7 @@ def make_predictor() -> TreePredictor:
     hole = Inpaint.box((0, 19), (0, 27), (28, 28))
     return TreePredictor(
         Patches(), hole, branching=2, depth=2, channels=1, name="patches",
-        about={"input_brightness": [0.3, 0.5]},
+        about={"input_brightness": [0.3, 0.5], "card": {"importer": "digit"}},
     ).eval()  # fmt: skip
 
 
