@@ -43,7 +43,7 @@ def test_a_model_comes_back_bit_for_bit(model):
     predictor, chosen, file = model
     loaded = load(file, device="cpu")
     assert load_recipe(file) == chosen
-    assert loaded.about == {"note": "a test"}
+    assert loaded.about == {"note": "a test", "card": {"task": "Rows 1 to 5 of 8 are hidden"}}
     assert loaded.name == chosen.task
     assert loaded.branching == (2, 2)
     weights = predictor.network.state_dict()

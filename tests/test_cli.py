@@ -522,8 +522,8 @@ def test_predict_names_what_it_wrote_and_warns_of_a_misfit(ptrees, place, tmp_pa
     ]
     assert "light.png: the picture may not fit" in err
     assert "Exchanging black and white (--invert) would make it" in err
-    assert "large.jpg is 50×40 (height×width), the model takes 28×28: cut to its centre" in err
-    assert err.count("resized to 28×28") == 1
+    assert "large.jpg: cut to its centre and resized from 50×40 to 28×28 (height×width)" in err
+    assert err.count("resized from") == 1
     assert "dark.png" not in err
     assert "1 of 4 pictures could not be predicted" in err
     code, _, err = ptrees("predict", model, place / "light.png", "--out", out, "--invert")

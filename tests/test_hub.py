@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from posterior_trees.cli import main
 from posterior_trees.errors import ModelError
 from posterior_trees.models import hub
 from posterior_trees.models.checkpoint import find_model, load
@@ -232,6 +233,18 @@ def test_a_model_is_pushed_with_its_card_and_comes_back_the_same(
     assert hub.fetch(address).read_bytes() == find_model("digits").read_bytes()
     with pytest.raises(ModelError, match="leave it out"):
         hub.push(find_model("digits"), address, "")
+
+
+def test_the_command_pushes_a_model_with_the_card_that_it_shows(
+    served: Hub, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(["card", "digits"])
+    card = capsys.readouterr().out
+    assert "Measured on 10,000 test images" in card
+    main(["push", "digits", "hf://lab/mine"])
+    assert capsys.readouterr().out.startswith("there now: hf://lab/mine@")
+    assert served.commits["lab/mine"][-1][1][hub.README].decode() == card
+    assert load("hf://lab/mine", "cpu").branching == (3, 3)
 
 
 def test_pushing_without_an_account_says_how_to_log_in(

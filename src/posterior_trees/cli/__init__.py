@@ -13,6 +13,7 @@ from importlib.util import find_spec
 
 from posterior_trees.cli import (
     calibrate,
+    card,
     demo,
     evaluate,
     explore,
@@ -27,7 +28,19 @@ from posterior_trees.cli.hardware import check_hardware
 from posterior_trees.cli.parser import Parser
 from posterior_trees.errors import words_for
 
-COMMANDS = (demo, images, train, evaluate, calibrate, figure, inspect, predict, explore, export)
+COMMANDS = (
+    demo,
+    images,
+    train,
+    evaluate,
+    calibrate,
+    figure,
+    inspect,
+    predict,
+    explore,
+    export,
+    card,
+)
 REPRODUCTION = "posterior_trees_paper"
 PAPER = ("baseline", "bench", "compare", "reproduce", "study", "toy")
 """The commands of the reproduction, which come with a checkout and not with a wheel."""

@@ -35,6 +35,8 @@ ABOUT = {
     "test": {"n": int, "model": str, "psnr": SCORES, "psnr_hole": SCORES, "nll": SCORES},
 }
 """What a model's `about` may hold, of which types; there may be more, which nobody reads."""
+LINES = {"task": "Task", "takes": "Pictures", "scores": "Scores", "origin": "Origin",
+         "terms": "Terms", "data": "Data", "method": "Method"}  # fmt: skip
 TITLES = {"psnr_hole": "PSNR of the hidden part", "psnr": "PSNR", "nll": "NLL"}
 
 
@@ -90,6 +92,22 @@ def describe_model(predictor: Predictor) -> dict[str, str]:
     if terms := facts.get("terms"):
         words["terms"] = f"Trained on {terms}; the weights have the terms of their data"
     return {key: text for key, text in words.items() if text}
+
+
+def write_card(predictor: Predictor) -> str:
+    """The same as a page of Markdown, as a hub shows it beside a model."""
+    words = describe_model(predictor)
+    lines = [f"- **{title}**: {words[key]}" for key, title in LINES.items() if key in words]
+    size = predictor.measurement.size
+    takes = f"{size[0]}×{size[1]} pixels" if size else "pictures of any size"
+    return "\n".join([
+        "---", "library_name: posterior-trees", "tags: [posterior-trees, uncertainty]", "---",
+        f"# {words['name']}", "",
+        "A tree of answers in one forward pass: the mean, its branches, and their probabilities.",
+        "", *lines, f"- **Input**: {takes}, {predictor.channels} channels out", "",
+        "A node is an average, not a sample, and a tree knows only its training images: do not",
+        "decide on people or patients by it.", "",
+    ])  # fmt: skip
 
 
 def title_of(predictor: Predictor) -> str:
