@@ -50,7 +50,7 @@ from posterior_trees_paper.compare.methods import (
     folder_method,
     sampler_method,
 )
-from posterior_trees_paper.compare.table import accepted, make_row, to_latex, to_markdown
+from posterior_trees_paper.compare.table import accepted, coverage, make_row, to_latex, to_markdown
 from tiny import RECIPE, make_blobs
 
 from posterior_trees import cli, toys
@@ -1058,6 +1058,16 @@ def test_time_is_that_of_the_usual_group_and_memory_that_of_the_hungriest() -> N
     assert row["peak_bytes"] == 30
 
 
+def test_a_table_says_what_trees_hold_of_what_they_claim_and_what_they_must_claim() -> None:
+    """Of 19 truths 17 have at most 0.9 of the leaves likelier than theirs."""
+    likelier = torch.tensor([0.05 * i for i in range(17)] + [0.95, 0.99])
+    found = coverage(likelier, None)
+    assert found["held"] == pytest.approx(17 / 19)
+    assert found["claim"] == pytest.approx(0.95)  # the 18th of 19: ⌈20 · 0.9⌉
+    assert coverage(likelier[:8], None)["claim"] is None
+    assert coverage(likelier, torch.arange(19) // 2)["held"] == pytest.approx((8 + 0.5) / 10)
+
+
 def test_tables_have_means_spreads_and_intervals(compared) -> None:
     """Mean ± deviation of the values, mean [low, high] of the differences."""
     table = json.loads((compared / "table.json").read_text())
@@ -1066,6 +1076,8 @@ def test_tables_have_means_spreads_and_intervals(compared) -> None:
         for value in (*row["psnr_hole"], *row["nll"][1:]):
             for text, sign in zip(texts, ("±", r"$\pm$"), strict=True):
                 assert f" {value['mean']:.2f} {sign} {value['std']:.2f} " in text
+        held = f"{row['coverage']['held']:.2f} ("
+        assert all(held in text for text in texts)
         for value in row.get("versus_ours", {}).get("psnr_hole", []):
             assert value["low"] <= value["mean"] <= value["high"]
             numbers = f"{value['mean']:+.3f} [{value['low']:+.3f}, {value['high']:+.3f}]"

@@ -160,14 +160,21 @@ def test_every_choice_and_deviation_is_in_the_method_page() -> None:
     assert not any(difference.values()), f"bring docs/method.md up to date: {difference}"
 
 
-def test_the_notebook_runs(workplace: Path) -> None:
-    notebook = json.loads((ROOT / "examples" / "digits.ipynb").read_text(encoding="utf-8"))
+@pytest.mark.parametrize("name", ["digits", "guarantees"])
+def test_the_notebook_runs(name: str, workplace: Path) -> None:
+    notebook = json.loads((ROOT / "examples" / f"{name}.ipynb").read_text(encoding="utf-8"))
     names: dict[str, object] = {"__name__": "__main__"}
     for cell in notebook["cells"]:
         if cell["cell_type"] == "code":
             text = "".join(line for line in cell["source"] if not line.startswith("%"))
             exec(compile(text, cell["id"], "exec"), names)
-    assert (workplace / "digits.html").is_file()
+    if name == "guarantees":
+        found, new, width = names["found"], names["new"], names["width"]
+        rows = zip(found.low, found.high, new, strict=True)
+        assert sum(low <= width(x) <= high for low, high, x in rows) > 4
+        assert (found.high - found.low).max() < 28
+    else:
+        assert (workplace / "digits.html").is_file()
 
 
 @pytest.mark.parametrize("name", ARGUMENTS)

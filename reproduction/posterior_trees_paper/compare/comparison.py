@@ -15,6 +15,7 @@ from torch import Tensor
 
 from posterior_trees import store
 from posterior_trees.fast.graph import WARM_UP
+from posterior_trees.guarantee import cuts
 from posterior_trees.metrics import LEAST_ERROR, entropy, nll, psnr
 from posterior_trees.models.checkpoint import provenance
 from posterior_trees.predictor import Predictor
@@ -150,6 +151,7 @@ class Comparison:
         x, tree = self.inputs.x[part], answer.tree
         values = {"psnr": psnr(tree, x), "nll": nll(tree, x), "entropy": entropy(tree)}
         values["psnr_best"] = best_psnr(tree, x, self.hole)
+        values["likelier"] = cuts.score(tree, x, None)
         if self.hole is not None:
             values["psnr_hole"] = psnr(tree, x, self.hole)
         if answer.samples is not None:

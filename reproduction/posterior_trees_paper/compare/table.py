@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from posterior_trees.baselines.process import travel_times
+from posterior_trees.guarantee.conformal import quantile, weights
 from posterior_trees.metrics import LEAST_PROBABILITY, clamp_nll, per_depth
 from posterior_trees_paper.baselines.calibration import (
     ACCEPTED_CHI2,
@@ -22,6 +23,7 @@ from posterior_trees_paper.baselines.calibration import (
 )
 
 SCHEMA = 1
+LEVEL = 0.9
 FEW = 5
 """Samples for each leaf below which a tree of clusters says little."""
 RECITED = 0.5
@@ -71,6 +73,7 @@ def make_row(
     for key in VALUES:
         row[key] = per_depth(values[key], groups) if key in values else None
     row["nll_clamped"] = clamped
+    row["coverage"] = coverage(values["likelier"], groups) if "likelier" in values else None
     row["samples"] = facts[0].get("samples") or settings.get("samples")
     off = values.get("disagreement")
     row["disagreement"] = None if off is None else off.double().max().item()
@@ -88,6 +91,15 @@ def make_row(
             key: per_depth(values[key] - ours[key], groups) for key in VALUES if key in values
         }
     return row
+
+
+def coverage(likelier: Tensor, groups: Tensor | None) -> dict[str, Any]:
+    """Of the likeliest leaves that claim `LEVEL` the share of truths that they hold, and what they
+    must claim to hold that of new images (None: so few images or groups allow no such promise)."""
+    votes = weights(groups, len(likelier))
+    held = (votes * (likelier <= LEVEL)).sum() / votes.sum()
+    claim = quantile(likelier, LEVEL, groups)
+    return {"level": LEVEL, "held": held.item(), "claim": claim if claim <= 1 else None}
 
 
 def _shown_values(values: dict[str, Tensor]) -> tuple[dict[str, Tensor], int]:
@@ -242,7 +254,7 @@ def _grid(rows: list[dict[str, Any]], sign: str) -> tuple[list[str], list[list[s
     head = ["method", *["trained on"] * shows_seen, "NFE"]
     head += [f"{'hole ' if quality == 'psnr_hole' else ''}PSNR d={d}" for d in depths]
     head += [f"NLL d={d}" for d in depths[1:]] + [f"entropy d={d}" for d in depths[1:]]
-    head += ["v", "χ²", "nearest", "s/image", "work MiB"]
+    head += [f"held of {LEVEL:.0%}", "v", "χ²", "nearest", "s/image", "work MiB"]
     cells = []
     for row in rows:
         seen = [_count(row.get("trained_on"))] * shows_seen
@@ -250,6 +262,7 @@ def _grid(rows: list[dict[str, Any]], sign: str) -> tuple[list[str], list[list[s
         line += [_spread(row[quality][d], sign, 2) for d in depths]
         line += [_spread(row["nll"][d], sign, 2) for d in depths[1:]]
         line += [f"{row['entropy'][d]['mean']:.2f}" for d in depths[1:]]
+        line += [_coverage(row.get("coverage"))]
         line += [_number(row["spread_skill"], "{:.2f}"), _number(row["rank_chi2"], "{:.1f}")]
         line += [_number(row["nearest"], "{:.2f}")]
         mebibytes = None if row["peak_bytes"] is None else row["peak_bytes"] / 2**20
@@ -288,7 +301,9 @@ def _caption(table: dict[str, Any]) -> str:
     return (
         f"{count} test images, layout {'×'.join(map(str, table['branching']))}, on "
         f"{table['device']}. Mean ± standard deviation over images; NFE are the network "
-        "evaluations of one tree. v is about "
+        f"evaluations of one tree. `held of {LEVEL:.0%}` is the share of truths whose path is in "
+        f"the likeliest leaves that claim {LEVEL:.0%}, and in brackets what these must claim to "
+        f"hold {LEVEL:.0%} of new images: its guarantee. v is about "
         f"{' or '.join(sorted(usual)) or '1'} and χ² mostly below 21.7 for exact samples; "
         "`nearest` is their distance from the nearest training image over that of the test images, "
         "far below 1 if a model recites. Samples are made to agree with the measurement and "
@@ -321,6 +336,10 @@ def _interval(value: dict[str, Any]) -> str:
 
 def _number(value: float | None, form: str) -> str:
     return "–" if value is None else form.format(value)
+
+
+def _coverage(found: dict[str, Any] | None) -> str:
+    return "–" if found is None else f"{found['held']:.2f} ({_number(found['claim'], '{:.2f}')})"
 
 
 def _count(value: int | None) -> str:

@@ -76,7 +76,8 @@ def _within(values: Tensor, least: float | None, most: float | None) -> Tensor:
 
 def limits_of(measure: Measure) -> list[float | None]:
     """What a measure says that it can be."""
-    return list(getattr(measure, "limits", (None, None)))
+    limits = getattr(measure, "limits", (None, None))
+    return [None if limit is None else float(limit) for limit in limits]
 
 
 def leaf_quantile(values: Values, probs: Values, share: float) -> Float[Tensor, "n"]:
