@@ -9,7 +9,7 @@ $$ S = \max_B |\bar x_B - m_B| / \sigma_B, \qquad
 $w_B$ being the root mean square of $\bar x_B - m_B$ on the images that fit the scales, $\bar w$
 that over all boxes. Then all $\bar x_B$ lie within $m_B \pm q\,\sigma_B$ together with the level's
 probability; a box that is drawn where the tree is least sure is one of them. (An interval for a
-box fixed beforehand covers 65 to 71 % of the truths then, where it promises 90.)
+box fixed beforehand covers 80 % of the digits then, where it promises 90.)
 
 A larger box that whole boxes of the grid fill, side by side, is their mean, and so are the ends of
 its interval.
