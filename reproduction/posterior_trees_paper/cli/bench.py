@@ -228,7 +228,7 @@ def _action(
     parser = actions.add_parser(name, help=text)
     add_device(parser)
     parser.add_argument("--repeat", type=int, default=repeat, help=f"measurements [{repeat}]")
-    parser.add_argument("--seconds", type=float, default=seconds,
+    parser.add_argument("--seconds", type=float, default=float(seconds),
                         help=f"stop measuring a row after so long [{seconds:g}]")  # fmt: skip
     parser.add_argument("--json", type=Path, metavar="FILE", help="file for the numbers")
     parser.set_defaults(run=run)
