@@ -171,13 +171,22 @@ def test_a_recipe_has_limits_on_every_number(change):
 
 
 @pytest.mark.parametrize(
-    ("key", "wrong"), [("step", "x"), ("step", 3.5), ("best", []), ("schedule", 3), ("network", 1)]
+    ("key", "wrong"),
+    [("images", 3), ("step", "x"), ("step", 3.5), ("best", []), ("schedule", 3), ("network", 1)],
 )
 def test_a_state_of_the_wrong_types_is_refused(trainer, key, wrong):
     tensors, facts = store.read(trainer.run.state_file)
     kept = {name: t for name, t in tensors.items() if not name.startswith(f"{key}/")}
     store.write(trainer.run.state_file, kept, {"state": facts["state"] | {key: wrong}})
     with pytest.raises(RunError, match=rf"cannot be continued: the state\.{key} is"):
+        trainer.resume()
+
+
+def test_a_state_that_does_not_name_its_images_is_refused(trainer):
+    tensors, facts = store.read(trainer.run.state_file)
+    del facts["state"]["images"]["names"]
+    store.write(trainer.run.state_file, tensors, facts)
+    with pytest.raises(RunError, match=r"state\.images lack 'names'"):
         trainer.resume()
 
 

@@ -3,3 +3,48 @@
 Each part is a module with `attack(seed, count)`, which gives how many inputs it tried and what
 failed.
 """
+
+import contextlib
+import signal
+import time
+from collections.abc import Callable, Generator
+
+from posterior_trees.errors import PosteriorTreesError
+
+SECONDS = 20
+"""What one input may take."""
+
+
+class LateError(BaseException):
+    """An input took longer."""
+
+
+def judge(read: Callable[[], object], what: str) -> list[str]:
+    """What is wrong with the way an input was taken: nothing if it was read, or refused in words,
+    in time."""
+    started = time.monotonic()
+    try:
+        with _limited():
+            read()
+    except (PosteriorTreesError, OSError):
+        pass
+    except BaseException as error:
+        if isinstance(error, KeyboardInterrupt):
+            raise
+        return [f"{what}: {type(error).__name__}: {error}"[:300]]
+    seconds = time.monotonic() - started
+    return [f"{what}: took {seconds:.0f} s"] if seconds > SECONDS + 5 else []
+
+
+@contextlib.contextmanager
+def _limited() -> Generator[None, None, None]:
+    def stop(*_: object) -> None:
+        raise LateError(f"more than {SECONDS} s")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(SECONDS + 5)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)

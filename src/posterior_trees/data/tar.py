@@ -84,6 +84,8 @@ def _walk(blocks: np.ndarray, length: int, where: Path) -> Iterator[Member]:
             raise damaged(where, f"the member at byte {at} says it has {size} bytes")
         text = blocks.reshape(-1)[start : start + size].tobytes() if kind in NAMES else b""
         name = said.get("path") or _name(head)
+        if "\0" in name:
+            raise ValueError(f"the name of the member at byte {at} has a zero in it")
         yield (member := Member(name, kind, at, start, size))
         said = said | _said(kind, text) if kind in NAMES else {}
         at = _end(member)

@@ -77,6 +77,8 @@ class Run:
         try:
             check(facts, {"state": dict}, "its facts")
             state = store.unflatten(tensors, facts["state"])
+            if "images" in state:
+                check(state["images"], {}, "the state.images", required=("count", "names"))
             return check(state, STATE, "the state", required=("step", "seconds", weights))
         except ValueError as error:
             raise self._damaged(error) from error
