@@ -193,3 +193,22 @@ def test_thumbnails_are_cropped_to_where_siblings_differ(
     opened.locator("#crop").uncheck()
     assert opened.evaluate(script, [1, 0])[0] == pytest.approx([0, 0, 1, 1])
     assert opened.locator(".node .frame:visible").count() == 0
+
+
+def test_a_picture_of_a_page_of_another_size_has_branches_end_at_their_nodes(
+    visit: Callable[..., Any], saved: str
+) -> None:
+    """Branches do not glide: if nodes did while the size changes, they would lie elsewhere."""
+    opened = visit(saved, 1280, 500)
+    opened.wait_for_timeout(700)
+    tops = (
+        "() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => done("
+        "[...document.querySelectorAll('.node')].map(n => n.getBoundingClientRect().top)))))"
+    )
+    before = opened.evaluate(tops)
+    opened.set_viewport_size({"width": 1280, "height": 900})
+    at_once = opened.evaluate(tops)
+    opened.wait_for_timeout(700)
+    later = opened.evaluate(tops)
+    assert at_once != before, "the size did change"
+    assert at_once == pytest.approx(later, abs=0.5)

@@ -165,7 +165,16 @@ function listen() {
   });
   document.addEventListener("keydown", onKey);
   addEventListener("hashchange", () => { readAddress(); update({}); });
-  new ResizeObserver(() => render()).observe($("panes"));
+  new ResizeObserver(() => { settle(); render(); }).observe($("panes"));
+}
+
+// Things glide to where a click sends them, but not while the page finds its size: branches do not
+// glide, and a picture taken meanwhile would have them below the leaves.
+let settling = 0;
+function settle() {
+  clearTimeout(settling);
+  document.body.classList.remove("settled");
+  settling = setTimeout(() => document.body.classList.add("settled"), 300);
 }
 
 readAddress();
@@ -174,4 +183,4 @@ listen();
 listenToShare();
 document.body.classList.toggle("empty", !data.examples.length);
 render();
-setTimeout(() => document.body.classList.add("settled"), 300); // from now on things glide
+settle();
