@@ -90,3 +90,16 @@ def test_the_table_of_tasks_says_what_their_numbers_say() -> None:
         rarest = min(leaf["frequency"] for leaf in score["leaves"])
         for text in (" / ".join(psnr), " / ".join(nll), f" {score['n']} ", f"{rarest:.1%}"):
             assert text in cells, (name, text)
+
+
+def test_pages_stay_short() -> None:
+    """Words are what has a letter or a digit: bars of tables are none."""
+
+    def count(page: Path) -> int:
+        return sum(any(map(str.isalnum, w)) for w in page.read_text(encoding="utf-8").split())
+
+    pages = [page for page in ROOT.glob("*.md") if page.name != "CHANGELOG.md"]
+    for folder in ("docs", "results", "reproduction"):
+        pages += (ROOT / folder).rglob("*.md")
+    assert count(ROOT / "README.md") <= 800
+    assert sum(map(count, pages)) <= 15_000
