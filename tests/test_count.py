@@ -340,7 +340,7 @@ def test_a_whole_field_of_16_bits_is_predicted_and_counted(
     page = (tmp_path / "o" / "index.html").read_text()
     (found,) = re.findall(r'"measures":({.*?})', page)
     assert json.loads(found) == {"nuclei": [3, 3, 3, 3]}
-    cli.main([*words, "--overwrite"])  # without --count: nothing of the old count stays
+    cli.main(words)  # without --count: nothing of the old count stays
     assert '"measures":{}' in (tmp_path / "o" / "index.html").read_text()
     assert not list((tmp_path / "o" / "field").glob("count*"))
 
@@ -367,7 +367,7 @@ def test_counting_where_no_stain_is_predicted_is_remarked_upon(
     note = json.loads((tmp_path / "o" / "a" / "tree.json").read_text())["note"]
     assert note.endswith("so they may be something else")
     assert note in (tmp_path / "o" / "index.html").read_text()
-    cli.main(["predict", str(model), *words, "--overwrite"])
+    cli.main(["predict", str(model), *words])
     assert "bright region" not in capsys.readouterr().err
 
 

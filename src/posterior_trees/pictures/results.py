@@ -92,7 +92,8 @@ class Results:
         self.last: tuple[Answer, Count] | None = None
 
     def begin(self) -> None:
-        """Take up what is there, if it was made with the same settings."""
+        """Take up what is there, if it was made with the same settings. Of other settings tables
+        and files are refused; pages alone are made anew, as whoever takes their advice expects."""
         job, records = self.out / "job.json", self.out / ".fields"
         if self.is_overwritten:
             shutil.rmtree(records, ignore_errors=True)
@@ -103,7 +104,9 @@ class Results:
                 raise StoreError(f"{job} is damaged ({error}): --overwrite begins anew") from error
             for name in sorted({*before, *self.settings}):
                 old, new = before.get(name), self.settings.get(name)
-                if old != new:
+                if old != new and self.outputs.words == ("page",) == tuple(before.get("words", ())):
+                    shutil.rmtree(records, ignore_errors=True)
+                elif old != new:
                     raise InputError(
                         f"{self.out} was begun with {name} {_say(old)} (now {_say(new)}): go on "
                         "with the same, choose another --out, or --overwrite"
