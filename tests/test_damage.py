@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from mutants import facts_of, forge, mutants, read_header, write_header
+from posterior_trees_paper.baselines.sampling import load_baseline
 from safetensors.torch import save
 from tiny import make_blobs, make_recipe, make_tree
 
@@ -233,3 +234,10 @@ def test_mutants_are_read_or_refused_in_words(model, tree, trainer, count):
     failures += attack(lambda: Tree.load(tree), tree, count // 3)
     failures += attack(trainer.resume, trainer.run.state_file, count - 2 * (count // 3))
     assert not failures, f"{len(failures)} of {count}:\n" + "\n".join(failures[:20])
+
+
+@pytest.mark.parametrize("facts", [{"baseline": "x"}, {"baseline": 1, "recipe": 3}])
+def test_a_baseline_of_the_wrong_types_is_refused(tmp_path, facts):
+    store.write(tmp_path / "b.safetensors", {}, facts)
+    with pytest.raises(ModelError, match="is damaged: its facts"):
+        load_baseline(tmp_path / "b.safetensors")

@@ -24,6 +24,7 @@ from posterior_trees.measure import Denoise, Measurement
 from posterior_trees.models.build import build_measurement
 from posterior_trees.models.checkpoint import best_device, find_model, load_weights
 from posterior_trees.recipe import Recipe, build_recipe, parse_resolved, write_recipe
+from posterior_trees.schema import SchemaError, check
 from posterior_trees_paper.baselines.diffusion import (
     DiffusionLearner,
     DiffusionModel,
@@ -195,6 +196,9 @@ def save_baseline(
     store.write(file, weights, facts)
 
 
+FORM = {"baseline": int, "recipe": str, "spec": dict, "about": dict}
+
+
 def load_baseline(path: str | PathLike[str], device: str | torch.device | None = None) -> Baseline:
     """A baseline ready to sample, from a run folder or a file."""
     if not Path(path).exists():
@@ -205,6 +209,10 @@ def load_baseline(path: str | PathLike[str], device: str | torch.device | None =
     facts = store.read_facts(file)
     if "baseline" not in facts:
         raise ModelError(f"{file} is not a baseline's model; was it trained by `ptrees baseline`?")
+    try:
+        check(facts, FORM, "its facts", required=tuple(FORM))
+    except SchemaError as error:
+        raise ModelError(f"{file} is damaged: {error}; copy or train it again") from error
     if facts["baseline"] > SCHEMA:
         raise ModelError(
             f"{file} has baseline schema {facts['baseline']}, this version reads up to {SCHEMA}: "
