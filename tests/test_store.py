@@ -213,3 +213,12 @@ def test_a_file_written_by_others_is_whole_or_as_it_was(tmp_path):
         assert part.suffix == ".png"
         part.write_text("new")
     assert [path.read_text() for path in tmp_path.iterdir()] == ["new"]
+
+
+def test_what_a_kill_leaves_of_a_file_is_hidden(tmp_path, monkeypatch):
+    seen = []
+    replace = os.replace
+    monkeypatch.setattr(os, "replace", lambda a, b: (seen.append(str(a)), replace(a, b)))
+    store.write_bytes(tmp_path / "table.json", b"{}")
+    assert os.path.basename(seen[0]).startswith(".table.json.")
+    assert seen[0].endswith(".part")

@@ -53,7 +53,7 @@ def write_bytes(path: Path, content: bytes) -> None:
     """Replace a file by `content`, whole or not at all."""
     try:
         handle, temporary = tempfile.mkstemp(
-            prefix=path.name + ".", suffix=".part", dir=path.parent
+            prefix=f".{path.name}.", suffix=".part", dir=path.parent
         )
         try:
             with os.fdopen(handle, "wb") as stream:
