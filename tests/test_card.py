@@ -116,7 +116,8 @@ def test_a_task_with_other_data_is_not_the_task_s_data(tmp_path) -> None:
 @pytest.mark.parametrize("name", WEIGHTS)
 def test_the_shipped_models_have_a_card_and_their_weights(name: str) -> None:
     weights, facts = store.read(find_model(name))
-    assert digest(weights) == WEIGHTS[name]
+    own = {key: tensor for key, tensor in weights.items() if not key.startswith("guarantee.")}
+    assert digest(own) == WEIGHTS[name]
     assert facts["about"]["card"] == card_of(parse_resolved(facts["recipe"], name))
 
 
