@@ -330,10 +330,7 @@ def test_sizes_that_differ_ask_for_a_size_or_a_patch(photos: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"kind": "image"}, "data.kind is 'image'"),
-        ({"channels": 2}, "data.channels is 2"),
         ({"size": (8,)}, "data.size"),
-        ({"patch": -1}, "data.patch is -1"),
         ({"split": "files"}, "data.split is 'files'"),
         ({"validation": 0.5, "test": 0.5}, "leave something"),
         ({"augment": ("flop",)}, "did you mean 'flip'"),

@@ -103,6 +103,8 @@ def test_an_unknown_key_suggests_the_near_one(line, wrong, near):
         ("network.decoder=both", "network.decoder is 'both'; choose one of 'disjoint', 'shared'"),
         ("network.head_dropout=1", "network.head_dropout is 1; it must be at most 0.99"),
         ("data.channels=2", "data.channels is 2; choose one of 1, 3"),
+        ("data.kind=image", "data.kind is 'image'"),
+        ("data.patch=-1", "data.patch is -1"),
         ("measurement.kind=blur", "measurement.kind is 'blur'; choose one of 'inpaint'"),
         ("balancer.floor=1.0", "balancer.floor is 1.0; it must be below 1"),
         ("data.size=32", "data.size is [32]; write [height, width]"),

@@ -433,7 +433,7 @@ def test_the_last_weights_watched_are_those_that_were_judged(data, tmp_path, mon
     plan = tiny_plan("tree_or_flat", 1)
     job = plan.jobs[0]
     recipe = dataclasses.replace(
-        job.recipe, training=dataclasses.replace(job.recipe.training, ema=0.0)
+        job.recipe, training=dataclasses.replace(job.recipe.training, average_half_life=0.0)
     )
     plan = dataclasses.replace(plan, jobs=(dataclasses.replace(job, recipe=recipe),))
     run_job(plan, plan.jobs[0], tmp_path, data, accelerator="cpu", say=lambda text: None)

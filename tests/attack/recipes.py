@@ -12,7 +12,8 @@ from tests.mutants import mutate_recipe
 ROOT = Path(__file__).parents[2]
 KEYS = ("network.width", "network.steps", "tree.depth", "tree.branching", "data.size", "seed",
         "measurement.of", "measurement.rows", "network.multipliers", "network.kind", "x.y", "tree",
-        "loss.rate", "loss.focus", "data.extra", "training.batch_size", "optimizer.lr")  # fmt: skip
+        "loss.surprise", "loss.focus", "data.extra", "training.batch_size",
+        "optimizer.lr")  # fmt: skip
 VALUES = ("0", "-1", "1e9", "1000000000", "nan", "[]", "[0,0]", "[9,9,9]", "true", "x", "",
           "residual", "{}", "[[1]]", "[\"a\"]", "9" * 20, "64", "[0.1, inf]")  # fmt: skip
 

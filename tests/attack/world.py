@@ -24,7 +24,7 @@ EVERYTHING = (
     'data.augment=["flip", "affine"]', "network.dropout=0.1", "network.head_dropout=0.1",
     "network.head_norm=batch", "balancer.is_on=true", "balancer.start=1.5", "optimizer.clip=1.0",
     "optimizer.warmup_steps=3", "optimizer.patience=0", "optimizer.weight_decay=0.01",
-    "training.ema=0.5", "training.calibrate=true", "training.epochs=6",
+    "training.average_half_life=0.5", "training.calibrate=true", "training.epochs=6",
     "training.save_seconds=0", "training.picture_every=3",
 )  # fmt: skip
 BASELINE = """

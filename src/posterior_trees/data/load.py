@@ -156,18 +156,11 @@ def find_folder(
 
 
 def check_spec(spec: DataSpec) -> None:
-    """Errors that can be seen without looking at any image."""
-    if spec.kind not in ("idx", "images", "edges", "pairs"):
-        raise DataError(f"data.kind is {spec.kind!r}; it is 'idx', 'images', 'edges' or 'pairs'")
+    """Errors that can be seen without looking at any image, beyond what a recipe limits."""
     if spec.kind == "edges" and spec.input_channels != 1:
         raise DataError(f"data.input_channels is {spec.input_channels}; edge maps have 1 channel")
-    for key, channels in (("channels", spec.channels), ("input_channels", spec.input_channels)):
-        if channels not in (1, 3) and (key == "channels" or spec.kind == "pairs"):
-            raise DataError(f"data.{key} is {channels}; images have 1 (grey) or 3 (RGB) channels")
     if len(spec.size) not in (0, 2) or any(length < 1 for length in spec.size):
         raise DataError(f"data.size is {spec.size}; it is (height, width), or () for as stored")
-    if spec.patch < 0:
-        raise DataError(f"data.patch is {spec.patch}; it is a number of pixels, or 0 for none")
     if spec.kind == "pairs" and not (spec.inputs and spec.targets):
         raise DataError(
             "pairs need data.inputs and data.targets: the names of the two folders inside "

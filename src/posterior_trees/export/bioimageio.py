@@ -232,9 +232,19 @@ def _cover(file: Path, y: Tensor, nodes: Tensor) -> None:
     Image.fromarray((pair * 255).round().byte().numpy()).save(file)
 
 
+def _check_pydantic(version: str) -> None:
+    if tuple(map(int, version.split(".")[:2])) >= (2, 14):
+        raise MissingError(
+            f"bioimageio.spec 0.5.12 cannot write packages with pydantic {version}: "
+            'pip install "pydantic<2.14", in an environment of its own'
+        )
+
+
 def _import() -> dict[str, Any]:
     try:
         import pydantic
+
+        _check_pydantic(pydantic.VERSION)
         from bioimageio.core import test_model
         from bioimageio.spec import save_bioimageio_package
         from bioimageio.spec.model import v0_5
@@ -243,9 +253,4 @@ def _import() -> dict[str, Any]:
             f"writing bioimage.io packages needs {error.name}, which is not installed: "
             'pip install "posterior-trees[bioimageio]"'
         ) from None
-    if tuple(map(int, pydantic.VERSION.split(".")[:2])) >= (2, 14):
-        raise MissingError(
-            f"bioimageio.spec 0.5.12 cannot write packages with pydantic {pydantic.VERSION}: "
-            'pip install "pydantic<2.14"'
-        )
     return {"v0_5": v0_5, "save": save_bioimageio_package, "test": test_model}
