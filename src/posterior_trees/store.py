@@ -45,8 +45,15 @@ def write(file: str | PathLike[str], tensors: dict[str, Tensor], facts: dict[str
 def checksum(name: str, tensor: Tensor) -> int:
     """CRC-32 of a tensor on the CPU and of what the header says about it."""
     header = f"{name} {tensor.dtype} {tuple(tensor.shape)}"
-    values = tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
-    return zlib.crc32(values, zlib.crc32(header.encode()))
+    return zlib.crc32(bytes_of(tensor), zlib.crc32(header.encode()))
+
+
+def bytes_of(tensor: Tensor) -> memoryview:
+    """What a tensor on the CPU stores. (A single number may keep the stride of what it was cut
+    from, and then counts as contiguous, but not where another type is to be seen in it.)"""
+    flat = tensor.contiguous().reshape(-1)
+    flat = flat.clone(memory_format=torch.contiguous_format) if flat.numel() == 1 else flat
+    return flat.view(torch.uint8).numpy().data
 
 
 def write_bytes(path: Path, content: bytes) -> None:

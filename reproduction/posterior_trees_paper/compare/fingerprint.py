@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from posterior_trees import store
 from posterior_trees.data import ImageSet
 
 LENGTH = 16
@@ -22,7 +23,7 @@ def of_tensors(tensors: Iterable[Tensor]) -> str:
     digest = hashlib.sha256()
     for tensor in tensors:
         digest.update(f"{tuple(tensor.shape)} {tensor.dtype}".encode())
-        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+        digest.update(store.bytes_of(tensor.detach().cpu()))
     return digest.hexdigest()[:LENGTH]
 
 

@@ -10,6 +10,7 @@ branches match; so the description has no halo, and says that a picture is predi
 
 import tempfile
 import warnings
+from importlib import import_module
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -245,12 +246,11 @@ def _import() -> dict[str, Any]:
         import pydantic
 
         _check_pydantic(pydantic.VERSION)
-        from bioimageio.core import test_model
-        from bioimageio.spec import save_bioimageio_package
-        from bioimageio.spec.model import v0_5
+        core, spec = import_module("bioimageio.core"), import_module("bioimageio.spec")
+        v0_5 = import_module("bioimageio.spec.model.v0_5")
     except ImportError as error:
         raise MissingError(
             f"writing bioimage.io packages needs {error.name}, which is not installed: "
             'pip install "posterior-trees[bioimageio]"'
         ) from None
-    return {"v0_5": v0_5, "save": save_bioimageio_package, "test": test_model}
+    return {"v0_5": v0_5, "save": spec.save_bioimageio_package, "test": core.test_model}

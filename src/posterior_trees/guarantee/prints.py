@@ -3,8 +3,7 @@
 import hashlib
 import json
 
-import torch
-
+from posterior_trees import store
 from posterior_trees.predictor import TreePredictor
 
 
@@ -19,7 +18,7 @@ def fingerprint_of(predictor: TreePredictor) -> str:
     for name, tensor in tensors:
         values = tensor.detach().cpu().contiguous()
         digest.update(f"{name} {values.dtype} {tuple(values.shape)}".encode())
-        digest.update(values.flatten().view(torch.uint8).numpy().data)
+        digest.update(store.bytes_of(values))
     return digest.hexdigest()[:16]
 
 

@@ -67,12 +67,11 @@ def image_label(properties: Sequence[Mapping[str, Any]], ngff: str) -> dict[str,
     """What each label's number means, orange the less probable it is; the image lies two folders
     up."""
     listed = properties if len(properties) <= LABELS_LISTED else ()
-    colors: list[dict[str, Any]] = [{"label-value": 0, "rgba": [0, 0, 0, 0]}]
-    colors += [
+    colors: list[dict[str, Any]] = [
         {"label-value": p["label-value"],
          "rgba": [round(255 - 185 * p["probability"]), round(150 + 50 * p["probability"]),
                   round(90 * p["probability"]), 255]} for p in listed
-    ]  # fmt: skip
+    ] or [{"label-value": 0, "rgba": [0, 0, 0, 0]}]  # fmt: skip
     facts: dict[str, Any] = {"source": {"image": "../../"}, "colors": colors}
     if listed:
         facts["properties"] = [dict(p) for p in listed]
