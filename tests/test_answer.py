@@ -24,7 +24,9 @@ from posterior_trees import (
     UNet,
     cli,
     grow,
+    load,
 )
+from posterior_trees.errors import InputError
 from posterior_trees.pictures import tiles
 from posterior_trees.pictures.answer import Tiling, answer
 from posterior_trees.pictures.reading import Reading, read
@@ -185,3 +187,20 @@ def test_the_terminal_says_whether_pictures_are_clean(tmp_path: Path, capsys) ->
     assert not (tmp_path / "o" / "a" / "picture.png").exists()
     cli.main(["predict", "digits", str(file), "--resize", *place])
     assert (tmp_path / "o" / "a" / "picture.png").is_file()
+
+
+@pytest.mark.parametrize("form", ["png", "tif"])
+def test_a_picture_whose_tree_has_no_room_is_refused_before_it_is_read(
+    form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / f"large.{form}"
+    Image.new("I;16", (300, 200)).save(file)
+    model = load("cells", "cpu")
+    needed = 4 * (300 * 200 + 13 * 300 * 200)
+    monkeypatch.setattr("posterior_trees.data.memory.free_bytes", lambda: needed)
+    assert read(file, model).pixels.shape == (1, 1, 200, 300)
+    monkeypatch.setattr("posterior_trees.data.memory.free_bytes", lambda: needed - 1)
+    for reader in ("decode_picture", "fit_values"):
+        monkeypatch.setattr(f"posterior_trees.pictures.reading.{reader}", None)
+    with pytest.raises(InputError, match=r"200×300 .* needs 0\.00336 GB, 0\.00336 GB are free"):
+        read(file, model)

@@ -7,6 +7,8 @@ compiled package that every GPU machine would have to carry.
 import os
 from pathlib import Path
 
+from posterior_trees.errors import InputError
+
 UNKNOWN = 4 * 2**30
 """Choice: what we take for free where the system does not say (Windows)."""
 
@@ -14,6 +16,12 @@ UNKNOWN = 4 * 2**30
 def free_bytes() -> int:
     """Memory that may still be taken: of the machine, or of the container that we run in."""
     return max(min(_machine(), _container()), 0)
+
+
+def refuse_what_cannot_fit(needed: int, what: str, fix: str) -> None:
+    """An error that names both numbers, before anything is read or built."""
+    if needed > (free := free_bytes()):
+        raise InputError(f"{what} needs {needed / 1e9:.3g} GB, {free / 1e9:.3g} GB are free: {fix}")
 
 
 def _machine() -> int:

@@ -9,6 +9,7 @@ its shape which channels it has, so wrong ones are an error.
 What is done to a file's values, and whether they then fit the model, is in `imaging/adjust.py`.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
@@ -18,6 +19,7 @@ import numpy as np
 from jaxtyping import Float
 from torch import Tensor
 
+from posterior_trees.data.memory import refuse_what_cannot_fit
 from posterior_trees.errors import DataError, InputError, MissingError
 from posterior_trees.imaging.adjust import Adjustment, refuse_with_digit
 from posterior_trees.imaging.decode import Stored, fit_values, has_more_images
@@ -44,6 +46,7 @@ from posterior_trees.imaging.tiff import is_tiff
 from posterior_trees.pictures.arrays import from_memory
 from posterior_trees.pictures.digits.find import check_takes_digits, find_digit, takes_digits
 from posterior_trees.predictor import Predictor
+from posterior_trees.tree import level_sizes
 
 Source = str | PathLike[str] | bytes | np.ndarray | Tensor
 
@@ -242,10 +245,11 @@ def _read_plane(
 ) -> tuple[Stored, tuple[int, int]]:
     """The same of a microscope's file."""
     wanted = _channels(predictor)
-    values = plane.read(slice(None), slice(None))
     if reading.digit:
+        values = plane.read(slice(None), slice(None))
         return find_digit(fit_values(values, name, 1), name), plane.shape
     size, block = _size(plane.shape, predictor, reading, name)
+    values = plane.read(slice(None), slice(None))
     stored = fit_values(values, name, wanted, () if block else size, is_cut=reading.scale == 1)
     stored = block_means(stored, block) if block else stored
     _check_size(stored, predictor, name)
@@ -268,8 +272,23 @@ def _size(
     """The size to bring a picture to, () for its own, and the blocks whose means do that."""
     scale = reading.scale or 1
     if scale == 1:
-        return predictor.measurement.size or () if reading.resize else (), 0
-    return scale_size(have, scale, name), block_of(have, scale)
+        size, block = predictor.measurement.size or () if reading.resize else (), 0
+    else:
+        size, block = scale_size(have, scale, name), block_of(have, scale)
+    _check_memory(have, size or have, predictor, name)
+    return size, block
+
+
+def _check_memory(
+    have: Sequence[int], size: Sequence[int], predictor: Predictor, name: str
+) -> None:
+    """All nodes are held at once, in float32, beside the picture's own values."""
+    nodes = sum(level_sizes(predictor.branching)) * predictor.channels
+    refuse_what_cannot_fit(
+        4 * (math.prod(have) + nodes * math.prod(size)),
+        f"the tree of {name}, {times(size)} (height×width)",
+        "cut the picture, or make it smaller (--scale 1/2)",
+    )
 
 
 def _check_size(pixels: Tensor | np.ndarray, predictor: Predictor, what: str) -> None:
