@@ -173,6 +173,19 @@ def test_a_client_that_leaves_prints_nothing(capfd: pytest.CaptureFixture[str]) 
     assert "Traceback" not in capfd.readouterr().err
 
 
+def test_a_body_that_is_not_as_announced_prints_nothing(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    with serving() as port:
+        for body_of in (b"zz\r\nno chunk", b"5\r\nhello world\r\n", b"-1\r\n"):
+            for head in (HEAD, HEAD + "Origin: http://evil.example\r\n"):  # refused at once
+                content = f"{head}Transfer-Encoding: chunked\r\n\r\n".encode() + body_of
+                assert code_of(answer_of(send(port, content))) == 400
+        assert get_page(port) == 200
+        time.sleep(0.2)
+    assert "Traceback" not in capfd.readouterr().err
+
+
 def test_the_server_speaks_http_only_as_uvicorn_does() -> None:
     assert impatient().__mro__[1].__module__.startswith("uvicorn")
 

@@ -88,6 +88,12 @@ def impatient() -> type[asyncio.Protocol]:
             self.heard()
             super().connection_lost(exc)
 
+        def send_400_response(self, msg: str) -> None:
+            if self.cycle is not None:  # whoever works on this request has nobody to answer
+                self.cycle.disconnected = True
+                self.cycle.message_event.set()
+            super().send_400_response(msg)
+
         def wait(self) -> None:
             if len(waiting) >= WAITING:
                 next(iter(waiting)).give_up()
