@@ -3,6 +3,7 @@
 `stored_recipes/` has one of every schema there has been, written by the commit in its name.
 """
 
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -16,12 +17,12 @@ from posterior_trees.errors import RecipeError
 from posterior_trees.evaluation.score import score
 from posterior_trees.models.checkpoint import load_recipe
 from posterior_trees.recipe import parse_recipe, parse_resolved, read_recipe, write_recipe
-from posterior_trees.recipe.page import renew
 from posterior_trees.recipe.sections import RENAMED, RETIRED
 from posterior_trees.training.trainer import fit
 
 ROOT = Path(__file__).parents[1]
 STORED = sorted((ROOT / "tests" / "stored_recipes").glob("*.toml"))
+PAGE = ROOT / "reproduction" / "scripts" / "recipe_page.py"
 IMAGES = make_blobs(24), make_blobs(8, seed=1)
 
 
@@ -120,10 +121,10 @@ def test_what_is_written_is_read_back(file: Path) -> None:
 
 def test_the_reference_is_made_of_the_declarations(tmp_path: Path) -> None:
     page = (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8")
-    command = "python -m posterior_trees.recipe.page docs/recipes.md"
-    assert renew(page) == page, f"run {command}"
+    command = "python reproduction/scripts/recipe_page.py docs/recipes.md"
+    assert runpy.run_path(str(PAGE))["renew"](page) == page, f"run {command}"
     assert command in page
     stale = tmp_path / "recipes.md"
     stale.write_text(page.replace("| `depth` | `2` |", "| `depth` | `7` |"), encoding="utf-8")
-    subprocess.run([sys.executable, "-m", "posterior_trees.recipe.page", str(stale)], check=True)
+    subprocess.run([sys.executable, str(PAGE), str(stale)], check=True)
     assert stale.read_text(encoding="utf-8") == page

@@ -13,9 +13,7 @@ import tomllib
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
-from typing import Annotated, Any
-
-from msgspec import Meta
+from typing import Any
 
 from posterior_trees.errors import RecipeError
 from posterior_trees.recipe.section import bare_type, convert, types_of
@@ -44,13 +42,10 @@ SIZES = {"kind", "c_init", "width", "steps", "doublings", "decoder", "multiplier
 class Recipe:
     """One experiment; made in any way, it is checked."""
 
-    task: Annotated[
-        str, Meta(description="one of the paper's tasks ({tasks}), or a name for your own")
-    ] = ""
-    seed: Annotated[
-        Whole,
-        Meta(description="weights, order of the images, noise and augmentation follow from it"),
-    ] = 0
+    task: str = ""
+    """one of the paper's tasks ({tasks}), or a name for your own"""
+    seed: Whole = 0
+    """weights, order of the images, noise and augmentation follow from it"""
     data: DataSpec = field(default_factory=DataSpec)
     measurement: MeasurementSpec = field(default_factory=MeasurementSpec)
     tree: TreeSpec = field(default_factory=TreeSpec)

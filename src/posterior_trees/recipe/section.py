@@ -1,13 +1,11 @@
 """A section of a recipe: a frozen dataclass whose fields say what they may be.
 
 A field's limits are msgspec's (`Annotated[int, Meta(ge=2)]`), and so is the check; what is wrong is
-said in our words: the key, its value, the limit.
+said in our words: the key, its value, the limit. What a field means stands below it.
 """
 
-import dataclasses
 import math
 import re
-from collections.abc import Iterator
 from functools import cache
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
@@ -37,13 +35,6 @@ def types_of(cls: type) -> dict[str, Any]:
 def name_of(cls: type) -> str:
     """What precedes the keys of a section: `DataSpec` is `data.`"""
     return cls.__name__.removesuffix("Spec").lower() + "."
-
-
-def descriptions(cls: type[Section]) -> Iterator[tuple[dataclasses.Field, str]]:
-    """Every field of a section and what it means."""
-    for field in dataclasses.fields(cls):  # ty: ignore[invalid-argument-type]
-        metas = types_of(cls)[field.name].__metadata__
-        yield field, next(meta.description for meta in metas if meta.description)
 
 
 def convert(value: Any, wanted: Any, key: str) -> Any:
