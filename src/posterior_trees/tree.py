@@ -137,6 +137,11 @@ class Tree:
 
     def node(self, path: Sequence[int] = ()) -> Node:
         """The node reached from the root by these child numbers; `()` is the root."""
+        index, level = self.index(path), len(path)
+        return Node(self.images[level][:, index], self.log_probs[level][:, index])
+
+    def index(self, path: Sequence[int]) -> int:
+        """The number, within its level, of the node at a path."""
         if len(path) > self.depth:
             raise IndexError(f"path {tuple(path)} is longer than the tree is deep ({self.depth})")
         index = 0
@@ -144,8 +149,7 @@ class Tree:
             if not 0 <= child < k:
                 raise IndexError(f"child {child} in path {tuple(path)}: a node has {k} children")
             index = index * k + child
-        level = len(path)
-        return Node(self.images[level][:, index], self.log_probs[level][:, index])
+        return index
 
     def paths(self, level: int) -> list[tuple[int, ...]]:
         """The path of every node of a level, in node order."""
@@ -156,6 +160,13 @@ class Tree:
 
     def is_absent(self, level: int) -> Tensor:
         return self.log_probs[level].isneginf()
+
+    def is_split(self, level: int) -> Tensor:
+        """Of every node of a level, whether more than one leaf below it is present; where a tree is
+        unbalanced a node that was not split has one child, itself."""
+        present = ~self.is_absent(self.depth)
+        nodes = self.log_probs[level].shape[1]
+        return present.unflatten(1, (nodes, -1)).sum(dim=2) > 1
 
     def errors(self, x: Float[Tensor, "b *shape"]) -> tuple[Float[Tensor, "b _"], ...]:
         """Mean squared error of every node, level by level; 0 where the node is absent."""

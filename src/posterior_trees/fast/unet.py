@@ -43,7 +43,9 @@ class FastUNet(nn.Module):
         super().__init__()
         self.plain, self.by_leaf, self.has_norm = plain, "leaf" in kernels, "norm" in kernels
 
-    def forward(self, y: Float[Tensor, "b c h w"]) -> Leaves:
+    def forward(
+        self, y: Float[Tensor, "b c h w"], region: Float[Tensor, "b 1 h w"] | None = None
+    ) -> Leaves:
         plain: Any = self.plain
         rows = iter(self.norm_rows(y))
         skips = [self.block(plain.encoder[0], y, rows=next(rows))]
@@ -56,7 +58,9 @@ class FastUNet(nn.Module):
         last = plain.to_image
         weight = widen(self.dense(last), last.out_channels, features.shape[1])
         images = aligned_conv(features, weight, last.bias)
-        return Leaves(images.unflatten(1, (plain.num_leaves, plain.channels)), plain.head(maps))
+        return Leaves(
+            images.unflatten(1, (plain.num_leaves, plain.channels)), plain.head(maps, region)
+        )
 
     def norm_rows(self, y: Float[Tensor, "b c h w"]) -> list[tuple[Rows | None, Rows | None]]:
         """What the normalisations of each block get, where our kernels do them; see `rows_of`."""

@@ -98,7 +98,7 @@ class Guarantee:
         """The predictor's trees with these promises, if it still is what they were made for and
         the pictures are of their size, and with how typical `y` is."""
         with pooled_features(predictor.network) as pooled:
-            tree = predictor.assemble(predictor.network(predictor.view(y)), y)
+            tree = predictor.tree_of(y)
         tree.guarantee = self._bound_to(predictor, tree)
         if pooled and "typical" in self.scores and tree.guarantee is self:
             tree.p_values = self._p_values(pooled[0].float())

@@ -22,6 +22,7 @@ class Backbone(nn.Module):
         channels: int,
         num_leaves: int,
         emits_leaves: bool = False,
+        is_regional: bool = False,
     ) -> None:
         super().__init__()
         if emits_leaves and features != num_leaves * channels:
@@ -34,9 +35,11 @@ class Backbone(nn.Module):
         self.to_image = (
             nn.Identity() if emits_leaves else nn.Conv2d(features, num_leaves * channels, 1)
         )
-        self.head = ProbabilityHead(features, num_leaves)
+        self.head = ProbabilityHead(features, num_leaves, is_regional=is_regional)
 
-    def forward(self, y: Float[Tensor, "b c h w"]) -> Leaves:
+    def forward(
+        self, y: Float[Tensor, "b c h w"], region: Float[Tensor, "b 1 h w"] | None = None
+    ) -> Leaves:
         maps = self.backbone(y)
         if not isinstance(maps, Tensor):
             raise InputError(
@@ -55,4 +58,4 @@ class Backbone(nn.Module):
                 "padding, undo its strides, or wrap it with the `multiple` that its sides must be"
             )
         images = self.to_image(maps).unflatten(1, (self.num_leaves, self.channels))
-        return Leaves(images, self.head([maps]))
+        return Leaves(images, self.head([maps], region))

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from posterior_trees.errors import InputError
 
@@ -28,6 +29,7 @@ class ProbabilityHead(nn.Module):
     SiLU follow the hidden layers only.
     Deviation: LayerNorm (`norm="layer"`) instead of batch normalisation, which couples the images
     of a batch and shifts at batch size 1; `norm="batch"` is the paper's.
+    With `is_regional` they are also averaged over the region that children are asked for.
     Choice: the last layer starts at zero, so that training starts from equal probabilities.
     """
 
@@ -38,12 +40,13 @@ class ProbabilityHead(nn.Module):
         *,
         norm: str = "layer",
         dropout: float = 0.0,
+        is_regional: bool = False,
     ) -> None:
         super().__init__()
         norms = {"layer": nn.LayerNorm, "batch": nn.BatchNorm1d}
         if norm not in norms:
             raise InputError(f"norm {norm!r} of the probability head: choose 'layer' or 'batch'")
-        widths = (features, 256, 64)
+        widths = (features * (1 + is_regional), 256, 64)
         modules: list[nn.Module] = []
         for before, after in pairwise(widths):
             modules += [nn.Linear(before, after), norms[norm](after), nn.SiLU()]
@@ -54,10 +57,25 @@ class ProbabilityHead(nn.Module):
         nn.init.zeros_(last.bias)
         self.layers = nn.Sequential(*modules, last)
 
-    def forward(self, maps: Sequence[Float[Tensor, "b _ ..."]]) -> Float[Tensor, "b n"]:
+    def forward(
+        self,
+        maps: Sequence[Float[Tensor, "b _ ..."]],
+        region: Float[Tensor, "b 1 h w"] | None = None,
+    ) -> Float[Tensor, "b n"]:
         wide = torch.promote_types(maps[0].dtype, torch.float32)
-        pooled = torch.cat([m.to(wide).flatten(2).mean(dim=2) for m in maps], dim=1)
+        means = [m.to(wide).flatten(2).mean(dim=2) for m in maps]
+        if region is not None:
+            means += [mean_inside(m.to(wide), region) for m in maps]
+        pooled = torch.cat(means, dim=1)
         kind = pooled.device.type  # "meta", where a forecast is made, is no device of autocast's
         with torch.autocast(device_type="cpu" if kind == "meta" else kind, enabled=False):
             logits = self.layers(pooled.to(next(self.layers.parameters()).dtype))
         return logits.to(wide).log_softmax(dim=1)
+
+
+def mean_inside(
+    maps: Float[Tensor, "b c h2 w2"], region: Float[Tensor, "b 1 h w"]
+) -> Float[Tensor, "b c"]:
+    """The mean of each map over a region, given at full size."""
+    share = F.adaptive_avg_pool2d(region.to(maps.dtype), (maps.shape[-2], maps.shape[-1]))
+    return (maps * share).sum(dim=(2, 3)) / share.sum(dim=(2, 3)).clamp_min(1e-12)

@@ -103,6 +103,7 @@ class ResidualUNet(Ladder):
         dropout: float = 0.0,
         head_norm: str = "layer",
         head_dropout: float = 0.0,
+        is_regional: bool = False,
     ) -> None:
         super().__init__(width, multipliers, blocks, attention, dropout=dropout)
         self.in_channels, self.channels, self.num_leaves = in_channels, channels, num_leaves
@@ -113,12 +114,15 @@ class ResidualUNet(Ladder):
             num_leaves,
             norm=head_norm,
             dropout=head_dropout,
+            is_regional=is_regional,
         )
 
-    def forward(self, y: Float[Tensor, "b c h w"]) -> Leaves:
+    def forward(
+        self, y: Float[Tensor, "b c h w"], region: Float[Tensor, "b 1 h w"] | None = None
+    ) -> Leaves:
         maps = self.climb(self.first(y))
         images = self.to_image(maps[-1]).unflatten(1, (self.num_leaves, self.channels))
-        return Leaves(images, self.head(maps))
+        return Leaves(images, self.head(maps, region))
 
 
 class Stage(nn.Module):

@@ -31,7 +31,8 @@ class UNet(nn.Module):
     `is_disjoint=False` is one decoder for all leaves.
 
     `in_channels` are those of the measurement, `channels` those of an answer; `head_norm` and
-    `head_dropout` are of the probability head, `dropout` of the two deepest levels.
+    `head_dropout` are of the probability head, `dropout` of the two deepest levels. With
+    `is_regional` the head also sees means over a region (`NodeNetwork`).
 
     >>> network = UNet(1, 1, num_leaves=4, width=8, steps=2)
     >>> images, log_probs = network(torch.rand(2, 1, 28, 28))
@@ -54,6 +55,7 @@ class UNet(nn.Module):
         head_norm: str = "layer",
         dropout: float = 0.0,
         head_dropout: float = 0.0,
+        is_regional: bool = False,
     ) -> None:
         super().__init__()
         self.decoders = num_leaves if is_disjoint else 1
@@ -82,9 +84,12 @@ class UNet(nn.Module):
             num_leaves,
             norm=head_norm,
             dropout=head_dropout,
+            is_regional=is_regional,
         )
 
-    def forward(self, y: Float[Tensor, "b c h w"]) -> Leaves:
+    def forward(
+        self, y: Float[Tensor, "b c h w"], region: Float[Tensor, "b 1 h w"] | None = None
+    ) -> Leaves:
         skips = [self.encoder[0](y)]
         for block in self.encoder[1:]:
             skips.append(block(F.avg_pool2d(skips[-1], 2)))
@@ -92,7 +97,7 @@ class UNet(nn.Module):
         for block in self.decoder:
             maps.append(block(maps[-1], skips.pop()))
         images = self.to_image(maps[-1]).unflatten(1, (self.num_leaves, self.channels))
-        return Leaves(images, self.head(maps[1:]))
+        return Leaves(images, self.head(maps[1:], region))
 
 
 class Block(nn.Sequential):

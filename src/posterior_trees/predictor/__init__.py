@@ -1,19 +1,25 @@
-"""From a measurement to a tree."""
+"""From a measurement to a tree, at once or as far as it is asked to grow."""
 
+from posterior_trees.predictor.growing import GrowingPredictor
+from posterior_trees.predictor.growth import Growth, Siblings, grow_each
 from posterior_trees.predictor.onepass import (
     TreePredictor,
     check_brightness,
     check_values,
     evaluating,
-    wrap,
 )
 from posterior_trees.predictor.protocol import Predictor
+from posterior_trees.predictor.wrap import wrap
 
 __all__ = [
+    "GrowingPredictor",
+    "Growth",
     "Predictor",
+    "Siblings",
     "TreePredictor",
     "check_brightness",
     "check_values",
     "evaluating",
+    "grow_each",
     "wrap",
 ]

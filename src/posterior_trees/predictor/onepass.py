@@ -11,11 +11,12 @@ from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 
 from posterior_trees.errors import GuaranteeError, InputError, plural
-from posterior_trees.measure import Free, Measurement
-from posterior_trees.networks.backbone import Backbone
+from posterior_trees.measure import Measurement
 from posterior_trees.networks.head import Leaves
 from posterior_trees.networks.padding import crop, pad
+from posterior_trees.predictor.growth import Growth
 from posterior_trees.predictor.protocol import Predictor
+from posterior_trees.predictor.region import Region, look_at
 from posterior_trees.tree import Tree, grow, layout, level_sizes
 
 if TYPE_CHECKING:
@@ -91,12 +92,41 @@ class TreePredictor(nn.Module):
         self._guarantee = guarantee
 
     def forward(self, y: Float[Tensor, "b *shape"]) -> Tree:
+        y = self._checked(y)
+        if self._guarantee is not None and not self.training:
+            return self._guarantee.promise(self, y)
+        return self.tree_of(y)
+
+    def tree_of(self, y: Float[Tensor, "b *shape"]) -> Tree:
+        """The trees, without promises."""
+        return self.assemble(self.network(self.view(y)), y)
+
+    def begin(self, y: Float[Tensor, "b *shape"], region: Region | None = None) -> Growth:
+        """The tree of one picture, to be grown by `Growth.expand` and `Growth.grow`: for what may
+        be in a region, a mask or a box (top, left, height, width). A predictor that is not growing
+        shows the tree that it has, where it matters in the region first."""
+        if len(y) != 1:
+            raise InputError(f"y holds {len(y)} pictures; begin_each(y) begins a growth of each")
+        return self.begin_each(y, region)[0]
+
+    @torch.no_grad()
+    def begin_each(
+        self, y: Float[Tensor, "b *shape"], region: Region | None = None
+    ) -> list[Growth]:
+        """`begin` for several pictures, which `grow_each` grows together."""
+        y, masks = self._asked(y, region)
+        return [Growth.of(tree, mask) for tree, mask in zip(self(y), masks, strict=True)]
+
+    def _asked(self, y: Tensor, region: Region | None) -> tuple[Tensor, Tensor]:
+        """Measurements as in training, and a mask for each."""
+        y = self._checked(y)
+        return y, look_at(region, self.measurement.naive(y), self.measurement)
+
+    def _checked(self, y: Float[Tensor, "b *shape"]) -> Float[Tensor, "b *shape"]:
         check_brightness(y)
         y = self.measurement.blank(y)
         check_values(y, self.measurement.noise)
-        if self._guarantee is not None and not self.training:
-            return self._guarantee.promise(self, y)
-        return self.assemble(self.network(self.view(y)), y)
+        return y
 
     @torch.inference_mode()
     def typical(self, y: Float[Tensor, "b *shape"]) -> Float[Tensor, "b"]:
@@ -135,9 +165,14 @@ class TreePredictor(nn.Module):
         """The model's own degradation of clean images."""
         return self.measurement(x, generator)
 
+    @property
+    def _plain(self) -> type["TreePredictor"]:
+        """What the same network makes behind another measurement."""
+        return TreePredictor
+
     def with_measurement(self, measurement: Measurement) -> "TreePredictor":
         """The same network behind another measurement; this predictor stays as it is."""
-        other = TreePredictor(
+        other = self._plain(
             self.network,
             measurement,
             branching=self.branching,
@@ -239,44 +274,3 @@ def _can_look(y: Tensor) -> bool:
     if torch.compiler.is_compiling() or torch.jit.is_tracing() or y.is_meta:
         return False
     return not (y.is_cuda and torch.cuda.is_current_stream_capturing())
-
-
-def wrap(
-    backbone: nn.Module,
-    *,
-    features: int,
-    channels: int,
-    branching: int | Sequence[int] = 3,
-    depth: int = 2,
-    measurement: Measurement | None = None,
-    leaves: bool = False,
-    multiple: int = 1,
-) -> TreePredictor:
-    """Make a tree predictor of any image-to-image backbone.
-
-    `backbone` maps `(b, c_in, h, w)` to `(b, features, h, w)`; with `leaves=True` its maps are the
-    `K^d · channels` leaves themselves. Without a `measurement` the network predicts images freely;
-    give one and every node agrees with it. `branching` may have a number for each level, and
-    `depth` is then how many they are; `channels` are those of an answer. `features` are those of
-    the backbone, and `multiple` is the number its image sides must be divisible by.
-
-    >>> backbone = torch.nn.Conv2d(1, 16, kernel_size=3, padding=1)  # any network will do
-    >>> predictor = wrap(backbone, features=16, channels=1, branching=2, depth=3)
-    >>> predictor(torch.rand(4, 1, 28, 28))
-    Tree(4 images of (1, 28, 28), 2×2×2, cpu)
-    """
-    levels = layout(branching, depth=depth)
-    network = Backbone(
-        backbone,
-        features=features,
-        channels=channels,
-        num_leaves=level_sizes(levels)[-1],
-        emits_leaves=leaves,
-    )
-    return TreePredictor(
-        network,
-        measurement or Free(channels),
-        branching=levels,
-        channels=channels,
-        multiple=multiple,
-    )
