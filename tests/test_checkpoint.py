@@ -97,8 +97,8 @@ def test_a_folder_without_a_model_is_named(tmp_path):
         load(tmp_path)
 
 
-def test_a_missing_name_lists_the_shipped_models():
-    with pytest.raises(ModelError, match=r"no model 'digit'.*shipped models \(digits, cells\)"):
+def test_a_missing_name_lists_the_models_that_are_here():
+    with pytest.raises(ModelError, match=r"no model 'digit'.*are here \(cells, digits.*models\)"):
         load("digit")
 
 

@@ -48,12 +48,13 @@ def add(commands: Any) -> None:
 def run(arguments: argparse.Namespace) -> None:
     from posterior_trees.data import evenly_spaced
     from posterior_trees.guarantee.certify import fill_bank, judge_images
-    from posterior_trees.models.checkpoint import SHIPPED, find_model, keep_guarantee, load_recipe
+    from posterior_trees.models.checkpoint import find_model, keep_guarantee, load_recipe
+    from posterior_trees.models.shelf import list_models
     from posterior_trees.progress import track
     from posterior_trees.store import make_folder_of
 
-    if arguments.model in SHIPPED and not arguments.out:
-        raise _refusal(f"{arguments.model} ships with the package: give --out FILE for a copy")
+    if arguments.model in list_models() and not arguments.out:
+        raise _refusal(f"{arguments.model} is everybody's: give --out FILE for a copy")
     for file in (arguments.out, arguments.report):
         if file:
             make_folder_of(file)

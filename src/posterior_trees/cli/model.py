@@ -15,7 +15,7 @@ from posterior_trees.errors import InputError
 if TYPE_CHECKING:
     from posterior_trees.predictor import TreePredictor
 
-MODEL = "a name (digits, cells), a run folder, a file or hf://owner/name"
+MODEL = "a name (see ptrees models), a run folder, a file or hf://owner/name"
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:

@@ -3,8 +3,10 @@
     task      what its measurement does, in words
     takes     what its pictures show
     credit    whom to thank for them
+    prepare   how to prepare a picture of one's own
+    unfit     what it must not be used for
     samples   the pictures of the package that it may be shown with ("digits")
-    importer  what makes its pictures of photographs ("digit")
+    importer  what makes its pictures of others ("digit", "eyes", "lines")
 
 All but the task are those of the data that the recipe names (`data.registry`): a model of data that
 nobody knows has none of them. Nothing is guessed from a network's shape: clothes of 28×28 pixels
@@ -16,7 +18,7 @@ from typing import Any
 
 from posterior_trees.assets import PAPER
 from posterior_trees.data.registry import find_known
-from posterior_trees.predictor import Predictor
+from posterior_trees.predictor import Predictor, TreePredictor
 from posterior_trees.recipe import Recipe
 from posterior_trees.schema import Maybe
 
@@ -32,11 +34,14 @@ ABOUT = {
     "input_brightness": (float, float),
     "region_pixels": (float, float, float),
     "calibration": dict,
+    "speed": {"seconds": float, "threads": int, "size": (int, int)},
+    "command": str,
     "test": {"n": int, "model": str, "psnr": SCORES, "psnr_hole": SCORES, "nll": SCORES},
 }
 """What a model's `about` may hold, of which types; there may be more, which nobody reads."""
-LINES = {"task": "Task", "takes": "Pictures", "scores": "Scores", "origin": "Origin",
-         "terms": "Terms", "data": "Data", "method": "Method"}  # fmt: skip
+LINES = {"task": "Task", "takes": "Pictures", "prepare": "Your own picture", "scores": "Scores",
+         "unfit": "Not for", "origin": "Origin", "speed": "Speed", "terms": "Terms",
+         "data": "Data", "method": "Method"}  # fmt: skip
 TITLES = {"psnr_hole": "PSNR of the hidden part", "psnr": "PSNR", "nll": "NLL"}
 
 
@@ -44,7 +49,7 @@ def card_of(recipe: Recipe) -> dict[str, str]:
     """The card of a model trained by this recipe."""
     card, known = {"task": describe_task(recipe)}, find_known(recipe.data.name)
     if known:
-        names = ("takes", "credit", "samples", "importer")
+        names = ("takes", "prepare", "unfit", "credit", "samples", "importer")
         card |= {name: text for name in names if (text := getattr(known, name))}
     return card
 
@@ -80,12 +85,16 @@ def describe_model(predictor: Predictor) -> dict[str, str]:
     """
     facts = predictor.about
     made = [f"{key} {facts[key]}" for key in ("version", "commit", "date") if facts.get(key)]
+    made += [f"by `{facts['command']}`"] if facts.get("command") else []
     words = {
         "name": predictor.name or "Posterior tree",
         "task": says(predictor, "task"),
         "takes": says(predictor, "takes"),
+        "prepare": says(predictor, "prepare"),
+        "unfit": says(predictor, "unfit"),
         "scores": _scores(facts.get("test") or {}),
         "origin": f"Trained with posterior-trees {', '.join(made)}" if made else "",
+        "speed": _speed(facts.get("speed") or {}),
         "method": PAPER,
         "data": says(predictor, "credit"),
     }
@@ -94,17 +103,20 @@ def describe_model(predictor: Predictor) -> dict[str, str]:
     return {key: text for key, text in words.items() if text}
 
 
-def write_card(predictor: Predictor) -> str:
+def write_card(predictor: TreePredictor) -> str:
     """The same as a page of Markdown, as a hub shows it beside a model."""
     words = describe_model(predictor)
     lines = [f"- **{title}**: {words[key]}" for key, title in LINES.items() if key in words]
     size = predictor.measurement.size
     takes = f"{size[0]}×{size[1]} pixels" if size else "pictures of any size"
+    count = sum(tensor.numel() for tensor in predictor.state_dict().values())
     return "\n".join([
         "---", "library_name: posterior-trees", "tags: [posterior-trees, uncertainty]", "---",
         f"# {words['name']}", "",
         "A tree of answers in one forward pass: the mean, its branches, and their probabilities.",
-        "", *lines, f"- **Input**: {takes}, {predictor.channels} channels out", "",
+        "", *lines, f"- **Input**: {takes}, {predictor.channels} channels out",
+        f"- **Size**: {count / 1e6:.2f} million weights, {2e-6 * count:.1f} MB in bfloat16", "",
+        *_table(predictor.about.get("test") or {}),
         "A node is an average, not a sample, and a tree knows only its training images: do not",
         "decide on people or patients by it.", "",
     ])  # fmt: skip
@@ -127,3 +139,34 @@ def _scores(table: dict[str, Any]) -> str:
         return ""
     count = f"{table['n']:,} test images" if "n" in table else "test images"
     return f"Measured on {count}, by depth: {', '.join(parts)}"
+
+
+def _speed(facts: dict[str, Any]) -> str:
+    if not facts:
+        return ""
+    height, width = facts["size"]
+    cores = f"{facts['threads']} thread{'s' if facts['threads'] > 1 else ''}"
+    return f"{1000 * facts['seconds']:.0f} ms for {height}×{width} pixels on {cores} of a CPU"
+
+
+def _table(table: dict[str, Any]) -> list[str]:
+    """The scores with their intervals, a row for each depth, where the model has them."""
+    kinds = {}
+    for key, title in TITLES.items():
+        rows = [row for row in table.get(key) or () if {"depth", "mean"} <= row.keys()]
+        if rows:
+            kinds[title] = {row["depth"]: row for row in rows}
+    if not kinds:
+        return []
+    lines = [f"| depth | {' | '.join(kinds)} |", "|---" * (len(kinds) + 1) + "|"]
+    for depth in sorted({depth for rows in kinds.values() for depth in rows}):
+        cells = [_cell(rows.get(depth, {})) for rows in kinds.values()]
+        lines.append(f"| {depth} | {' | '.join(cells)} |")
+    return [*lines, "", "Means over test images, with 95 % intervals.", ""]
+
+
+def _cell(row: dict[str, Any]) -> str:
+    if not row:
+        return ""
+    within = f" [{row['low']:.3f}, {row['high']:.3f}]" if {"low", "high"} <= row.keys() else ""
+    return f"{row['mean']:.3f}{within}".replace("-0.000", "0.000")

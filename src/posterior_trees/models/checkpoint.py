@@ -5,7 +5,6 @@ import os
 import platform
 import subprocess
 from collections.abc import Mapping
-from importlib import resources
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from posterior_trees.guarantee.certificate import PREFIX, Guarantee
 from posterior_trees.models.build import build_predictor, check_own, outline, terms
 from posterior_trees.models.card import ABOUT, card_of
 from posterior_trees.models.hub import fetch, is_address
+from posterior_trees.models.shelf import KNOWN, how_to_get, list_models
 from posterior_trees.predictor import TreePredictor
 from posterior_trees.recipe import Recipe, parse_resolved, write_recipe
 from posterior_trees.schema import SchemaError, check
@@ -29,8 +29,6 @@ Tensors = dict[str, torch.Tensor]
 Shapes = Mapping[str, tuple[int, ...]]
 FORM = {"model": int, "recipe": str, "about": ABOUT}
 """Of the facts; a guarantee, if there is one, has its own."""
-SHIPPED = ("digits", "cells")
-"""Models inside the package, for `load`."""
 
 
 def save_model(
@@ -55,8 +53,8 @@ def load(
     *,
     predictor: TreePredictor | None = None,
 ) -> TreePredictor:
-    """A predictor ready for inference; `name_or_path` is a shipped name, a run folder, a file,
-    or a hub's address, `hf://owner/name[@revision]`.
+    """A predictor ready for inference; `name_or_path` is a name of `ptrees models`, a run
+    folder, a file, or a hub's address, `hf://owner/name[@revision]`.
 
     Weights are used in float32 unless `dtype` says otherwise; the device is the best there is
     unless `device` says otherwise. A `predictor` of your own, as it was given to `fit`, receives
@@ -76,7 +74,8 @@ def load(
         check_own(predictor, recipe)
         check_layout(predictor.network, shapes, str(file))
     weights, kept = read_tensors(file)
-    predictor.about = {"card": card_of(recipe), **facts["about"], **terms(recipe)}
+    card = card_of(recipe) | facts["about"].get("card", {})  # an older file's says less
+    predictor.about = {**facts["about"], "card": card, **terms(recipe)}
     predictor.network.load_state_dict(weights)
     predictor.to(device=device or best_device(), dtype=dtype)
     if "guarantee" in facts:  # whether it holds for this dtype is looked at when it predicts
@@ -175,7 +174,7 @@ def read_tensors(file: Path) -> tuple[Tensors, Tensors]:
 
 
 def find_model(name_or_path: str | PathLike[str]) -> Path:
-    """The file of a shipped name, a run folder (its best weights), a file, or a hub's address."""
+    """The file of a name (`shelf`), a run folder (its best weights), a file, or a hub's address."""
     if is_address(name_or_path):
         return fetch(str(name_or_path))
     path = Path(name_or_path)
@@ -189,18 +188,19 @@ def find_model(name_or_path: str | PathLike[str]) -> Path:
     for name in ("best.safetensors", "model.safetensors"):
         if (path / name).is_file():
             return path / name
-    if str(name_or_path) in SHIPPED:
-        return Path(
-            str(resources.files("posterior_trees") / "assets" / f"{name_or_path}.safetensors")
-        )
+    here = list_models()
+    if found := here.get(str(name_or_path)):
+        return found.file
+    if str(name_or_path) in KNOWN:
+        raise ModelError(f"the model {name_or_path} is not here: {how_to_get(str(name_or_path))}")
     if path.is_dir():
         raise ModelError(
             f"the folder {path} holds no best.safetensors: a run writes its first one when its "
             "first epoch is over. Continue it by the command that began it"
         )
     raise ModelError(
-        f"there is no model {str(name_or_path)!r}: give a file, a run folder, or one of the "
-        f"shipped models ({', '.join(SHIPPED)}), or an address hf://owner/name"
+        f"there is no model {str(name_or_path)!r}: give a file, a run folder, one of the models "
+        f"that are here ({', '.join(here)}; ptrees models), or an address hf://owner/name"
     )
 
 
