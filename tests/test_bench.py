@@ -21,7 +21,7 @@ from posterior_trees_paper.bench.balancing import make_conditional, objective
 from posterior_trees_paper.bench.clock import resident_bytes
 from posterior_trees_paper.bench.growth import Point, bench_growth, draw_growth, sweeps
 from posterior_trees_paper.bench.inference import Ways, bench_inference, difference
-from posterior_trees_paper.bench.kernels import bench_kernels
+from posterior_trees_paper.bench.kernels import bench_kernels, verdicts
 from posterior_trees_paper.bench.subject import find_recipe, fresh, square_recipe
 from posterior_trees_paper.bench.training import bench_training, make_noise
 from posterior_trees_paper.tasks import plain_of
@@ -268,6 +268,19 @@ def test_kernels_are_measured_with_and_without_each_bundle(recipe, monkeypatch) 
     assert asked[4:] == ["1", "leaf,norm", "fused,norm", "0"]
     assert os.environ["PTREES_KERNELS"] == "norm"
     assert "no kernels" in report.notes[0]
+
+
+def test_a_bundle_stays_for_one_row_in_which_it_wins_enough() -> None:
+    ratios = {"norm": (0.9, 1.25), "leaf": (1.24, 1.0), "all": (2.0, 2.0)}
+    rows = [
+        {"bundle": bundle, "recipe": "tiny", "use": f"row {number}", "ratio": ratio}
+        for bundle, both in ratios.items()
+        for number, ratio in enumerate(both)
+    ]
+    assert verdicts(rows) == [
+        "norm wins 1.25× at best (tiny, row 1): it stays",
+        "leaf wins 1.24× at best (tiny, row 0): less than 1.25×, delete it",
+    ]
 
 
 def test_noise_has_the_shape_of_the_recipe_and_pairs_where_it_has_pairs() -> None:

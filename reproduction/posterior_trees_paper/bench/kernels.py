@@ -48,7 +48,22 @@ def bench_kernels(
                 report.rows.append(row | {"ratio": off / on})
     if device.type != "cuda":
         report.notes.append("without CUDA there are no kernels: all ratios are those of noise")
+    report.notes += verdicts(report.rows)
     return report
+
+
+def verdicts(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Of every bundle, by its best row, whether it stays."""
+    bundles = dict.fromkeys(row["bundle"] for row in rows if row["bundle"] != "all")
+    best = [
+        max((row for row in rows if row["bundle"] == bundle), key=lambda row: row["ratio"])
+        for bundle in bundles
+    ]
+    return [
+        f"{row['bundle']} wins {row['ratio']:.2f}× at best ({row['recipe']}, {row['use']}): "
+        + ("it stays" if row["ratio"] >= ENOUGH else f"less than {ENOUGH:g}×, delete it")
+        for row in best
+    ]
 
 
 def _uses(
