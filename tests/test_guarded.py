@@ -106,7 +106,7 @@ def test_frames_are_not_counted(make) -> None:
 
 def test_a_decoder_that_is_late_is_ended_and_says_its_limit(worker) -> None:
     worker.seconds = 0.2  # a quick computer decodes them in 2 s
-    with pytest.raises(DataError, match="scans takes more than 0.2 s to decode, the limit"):
+    with pytest.raises(DataError, match=r"scans takes more than 0\.2 s to decode, the limit"):
         decode_picture(many_scans(3000, 1500), "scans", 1)
     assert worker.process is None
 
