@@ -41,11 +41,14 @@ def tables() -> str:
 def _rows(cls: Any) -> str:
     """A row for each key of a section, whose meaning stands below it in the source."""
     defaults = {field.name: field.default for field in dataclasses.fields(cls)}
-    body = ast.parse(inspect.getsource(cls)).body[0].body
+    (declared,) = ast.parse(inspect.getsource(cls)).body
+    assert isinstance(declared, ast.ClassDef)
     return "".join(
         f"| `{key.target.id}` | `{_toml(defaults[key.target.id])}` | {_text(below)} |\n"
-        for key, below in pairwise(body)
-        if isinstance(key, ast.AnnAssign) and isinstance(below, ast.Expr)
+        for key, below in pairwise(declared.body)
+        if isinstance(key, ast.AnnAssign)
+        and isinstance(key.target, ast.Name)
+        and isinstance(below, ast.Expr)
     )
 
 
