@@ -25,34 +25,6 @@ if TYPE_CHECKING:
     from posterior_trees.tree import Node, Tree, grow
 
 __version__ = "0.1.0"
-__all__ = [
-    "Colorize",
-    "Denoise",
-    "Downsample",
-    "Inpaint",
-    "LeafBalancer",
-    "Measurement",
-    "Node",
-    "Paired",
-    "PosteriorTreesError",
-    "Predictor",
-    "Tree",
-    "TreePredictor",
-    "UNet",
-    "calibrate",
-    "entropy",
-    "epsilon_at",
-    "grow",
-    "hierarchical_kmeans",
-    "load",
-    "nll",
-    "probability_loss",
-    "psnr",
-    "show",
-    "tree_loss",
-    "wrap",
-]
-
 _HOMES = {
     "balance": ("LeafBalancer",),
     "clustering": ("hierarchical_kmeans",),
@@ -68,6 +40,7 @@ _HOMES = {
     "tree": ("Node", "Tree", "grow"),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
+__all__ = sorted(_HOME)
 
 
 def __getattr__(name: str) -> Any:

@@ -9,13 +9,3 @@ Ratios are only ever between rows of one report.
 from posterior_trees_paper.bench.clock import Timing, peak_bytes, time_together
 from posterior_trees_paper.bench.report import Report, conditions
 from posterior_trees_paper.bench.work import Work, count_work
-
-__all__ = [
-    "Report",
-    "Timing",
-    "Work",
-    "conditions",
-    "count_work",
-    "peak_bytes",
-    "time_together",
-]

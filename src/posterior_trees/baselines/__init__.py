@@ -13,18 +13,3 @@ from posterior_trees.baselines.process import Denoiser, cosine_alpha_bar, linear
 from posterior_trees.baselines.repaint import repaint
 from posterior_trees.baselines.reverse import denoising, unconditional
 from posterior_trees.clustering import hierarchical_kmeans
-
-__all__ = [
-    "Denoiser",
-    "conditional",
-    "cosine_alpha_bar",
-    "ddnm",
-    "ddrm",
-    "denoising",
-    "diffpir",
-    "dps",
-    "hierarchical_kmeans",
-    "linear_alpha_bar",
-    "repaint",
-    "unconditional",
-]

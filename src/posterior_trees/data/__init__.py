@@ -24,35 +24,3 @@ from posterior_trees.data.patches import grid_patches
 from posterior_trees.data.report import Row, report, status
 from posterior_trees.data.splits import files_of, find_groups, fingerprint, image_of
 from posterior_trees.data.stream import StreamedImageSet
-
-__all__ = [
-    "AUGMENTATIONS",
-    "ImageSet",
-    "Row",
-    "StreamedImageSet",
-    "augment",
-    "check_augmentations",
-    "check_spec",
-    "describe_other_images",
-    "download",
-    "draw_edges",
-    "evenly_spaced",
-    "files_of",
-    "find_folder",
-    "find_groups",
-    "fingerprint",
-    "grid_patches",
-    "image_of",
-    "list_names",
-    "load_evaluation",
-    "load_images",
-    "load_split",
-    "measure_each",
-    "measured_batch",
-    "own_names",
-    "prefix_of",
-    "read_idx",
-    "report",
-    "status",
-    "store_edges",
-]

@@ -6,11 +6,10 @@ leaves nothing half done, and running the command again fetches only what is mis
 """
 
 import hashlib
-import os
-import tempfile
 import urllib.request
 from collections.abc import Mapping, Sequence
 from http.client import HTTPException
+from os import PathLike
 from pathlib import Path
 
 from rich.console import Console
@@ -18,6 +17,7 @@ from rich.progress import wrap_file
 
 from posterior_trees.data.idx import unpack
 from posterior_trees.errors import DataError
+from posterior_trees.store import make_folder_of, write_bytes
 
 MIRRORS = (
     "https://ossci-datasets.s3.amazonaws.com/mnist/",
@@ -36,7 +36,7 @@ TIMEOUT_SECONDS = 30
 
 def download(
     name: str,
-    folder: str | os.PathLike[str],
+    folder: str | PathLike[str],
     mirrors: Sequence[str] = MIRRORS,
     checksums: Mapping[str, str] = MNIST_SHA256,
 ) -> list[Path]:
@@ -51,7 +51,8 @@ def download(
     for key, checksum in checksums.items():
         file = f"{key}-ubyte.gz"
         if not is_intact(target / file, checksum):
-            _save(_fetch(file, checksum, mirrors, target), target / file)
+            raw = _fetch(file, checksum, mirrors, target)
+            write_bytes(make_folder_of(target / file), raw)
             fetched.append(target / file)
     return fetched
 
@@ -100,21 +101,3 @@ def _checksum(raw: bytes, name: str) -> str:
         return hashlib.sha256(unpack(raw, name)).hexdigest()
     except DataError:
         return "damaged"
-
-
-def _save(raw: bytes, file: Path) -> None:
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
-    except OSError as error:
-        raise DataError(f"{file} cannot be written ({error.strerror or error})") from error
-    try:
-        with os.fdopen(handle, "wb") as opened:
-            opened.write(raw)
-            opened.flush()
-            os.fsync(opened.fileno())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, file)
-    except OSError as error:
-        Path(temporary).unlink(missing_ok=True)
-        raise DataError(f"{file} cannot be written ({error.strerror or error})") from error

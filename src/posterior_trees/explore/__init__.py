@@ -3,5 +3,3 @@
 from posterior_trees.explore.content import Measure, describe_trees
 from posterior_trees.explore.export import page, save_page
 from posterior_trees.explore.notebook import repr_html, show
-
-__all__ = ["Measure", "describe_trees", "page", "repr_html", "save_page", "show"]

@@ -2,5 +2,3 @@
 
 from posterior_trees.measure.base import Measurement
 from posterior_trees.measure.kinds import Colorize, Denoise, Downsample, Free, Inpaint, Paired
-
-__all__ = ["Colorize", "Denoise", "Downsample", "Free", "Inpaint", "Measurement", "Paired"]

@@ -5,5 +5,3 @@ from posterior_trees.networks.head import Leaves, ProbabilityHead
 from posterior_trees.networks.node import NodeNetwork
 from posterior_trees.networks.residual import ResidualUNet
 from posterior_trees.networks.unet import UNet
-
-__all__ = ["Backbone", "Leaves", "NodeNetwork", "ProbabilityHead", "ResidualUNet", "UNet"]

@@ -10,16 +10,3 @@ from posterior_trees.predictor.onepass import (
 )
 from posterior_trees.predictor.protocol import Predictor
 from posterior_trees.predictor.wrap import wrap
-
-__all__ = [
-    "GrowingPredictor",
-    "Growth",
-    "Predictor",
-    "Siblings",
-    "TreePredictor",
-    "check_brightness",
-    "check_values",
-    "evaluating",
-    "grow_each",
-    "wrap",
-]

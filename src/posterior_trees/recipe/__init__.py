@@ -12,16 +12,3 @@ from posterior_trees.recipe.recipe import (
     read_text,
     write_recipe,
 )
-
-__all__ = [
-    "Recipe",
-    "build_recipe",
-    "build_section",
-    "names_network",
-    "parse_recipe",
-    "parse_resolved",
-    "parse_table",
-    "read_recipe",
-    "read_text",
-    "write_recipe",
-]
