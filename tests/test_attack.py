@@ -5,7 +5,7 @@ import importlib
 import pytest
 
 
-@pytest.mark.parametrize("part", ["archives", "images", "recipes", "stored"])
+@pytest.mark.parametrize("part", ["archives", "fields", "images", "recipes", "stored"])
 def test_the_attack_finds_nothing(part: str, monkeypatch) -> None:
     module = importlib.import_module(f"tests.attack.{part}")
     if part == "images":  # these take their whole limit, and have tests of their own

@@ -1,14 +1,17 @@
 """One plane of every format that microscopes write, lazily; nothing is guessed."""
 
+import json
 import re
 import shutil
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 import tifffile
 import zarr
+from bombs import many_frames
 from paint import (
     paint_field,
     write_all,
@@ -352,3 +355,55 @@ def test_inspect_says_what_is_there_and_reads_no_pixels(
     with pytest.raises(SystemExit):
         main(["inspect", str(file), "--at", "q=1"])
     assert "--at q=1: write t=0 or z=0" in capsys.readouterr().err
+
+
+def test_inspect_says_what_predict_says_of_many_frames(tmp_path: Path, capsys) -> None:
+    (tmp_path / "many.gif").write_bytes(many_frames(3))
+    main(["inspect", str(tmp_path / "many.gif")])
+    assert "holds more than one image" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("kind", "name"), [("well", "../../B"), ("plate", "A/../..")])
+def test_a_plate_has_its_fields_inside(tmp_path: Path, kind: str, name: str) -> None:
+    """Results lie where fields do: names that lead out of a plate would write anywhere."""
+    plate = write_plate(tmp_path / "p.ome.zarr", ("A/1",), 1, "0.4")
+    file = plate / ("A/1" if kind == "well" else "") / ".zattrs"
+    text = file.read_text()
+    changed = re.sub(r'"path": "(0|A/1)"', f'"path": "{name}"', text)
+    assert changed != text
+    file.write_text(changed)
+    with pytest.raises(DataError, match=re.escape(f"in '{name}'")):
+        list_fields([plate])
+
+
+@pytest.mark.parametrize("facts", [{"plate": []}, {"plate": {"wells": 3}}, {"plate": {}},
+                                   {"plate": {"wells": [{"path": "A/1"}, {}]}}])  # fmt: skip
+def test_a_plate_of_the_wrong_types_is_refused(tmp_path: Path, facts: dict) -> None:
+    plate = write_plate(tmp_path / "p.ome.zarr", ("A/1",), 1, "0.4")
+    (plate / ".zattrs").write_text(json.dumps(facts))
+    with pytest.raises(DataError, match="damaged"):
+        list_fields([plate])
+
+
+@pytest.mark.parametrize("name", ["SizeT", "SizeC"])
+def test_a_description_cannot_ask_for_all_of_the_memory(tmp_path: Path, name: str) -> None:
+    """Twenty kilobytes that name 10¹⁰ planes took gigabytes, and never ended."""
+    with tifffile.TiffFile(write_ome_tiff(tmp_path / "a.ome.tif", paint_field())) as tiff:
+        text = re.sub(f'{name}="."', f'{name}="10000000000"', tiff.ome_metadata)
+    tifffile.imwrite(
+        tmp_path / "a.ome.tif", paint_field(), description=text.encode(), metadata=None
+    )
+    start = time.monotonic()
+    with pytest.raises(DataError, match="takes more than 4 GB"):
+        open_source(tmp_path / "a.ome.tif", channel=0)
+    assert time.monotonic() - start < 25
+
+
+def test_chunks_are_no_larger_than_what_is_read(tmp_path: Path) -> None:
+    """A chunk of 2 GB of zeros is a file of 70 kB."""
+    folder = write_ome_zarr(tmp_path / "a.ome.zarr", paint_field())
+    group = zarr.open_group(folder, mode="a")
+    group.create_array("0", shape=(2, 80, 112), chunks=(1, 30_000, 36_000), dtype="uint16",
+                       overwrite=True)  # fmt: skip
+    with pytest.raises(DataError, match=r"chunks or tiles of 2.16 GB, the limit is 1.07"):
+        open_source(folder, channel=0)

@@ -291,3 +291,25 @@ def test_validators_refuse_what_is_wrong(tmp_path: Path) -> None:
     (folder / "zarr.json").write_text(json.dumps(facts))
     with pytest.raises(Exception, match="axes"):
         validate_zarr_store(str(folder))
+
+
+@pytest.mark.parametrize(("key", "wrong"), [
+    ("tree", "2"), ("branching", [3, 10**9]), ("branching", [2] * 99_999), ("value_of_one", 0),
+    ("nodes", [1]), ("nodes", [{"log_probability": 1.0}] * 13), ("tiles", {"rows": 3}),
+    ("provenance", None), ("clipped", None),
+])  # fmt: skip
+def test_facts_of_the_wrong_types_are_refused(tmp_path: Path, key: str, wrong: object) -> None:
+    folder = write_tree(tmp_path / "a.tree.ome.zarr", one_tree(), ngff="0.4")
+    facts = json.loads((folder / ".zattrs").read_text())
+    facts["posterior_trees"][key] = wrong
+    (folder / ".zattrs").write_text(json.dumps(facts))
+    with pytest.raises(DataError, match="damaged"):
+        open_tree(folder)
+
+
+def test_a_stored_tree_of_nan_is_refused(tmp_path: Path) -> None:
+    folder = write_tree(tmp_path / "a.tree.ome.zarr", one_tree(), dtype="float32")
+    zarr.open_array(folder / "0", mode="r+")[4, 3, 3] = math.nan
+    with pytest.raises(DataError, match="not finite"):
+        Tree.load(folder)
+    assert open_tree(folder).node((0,))[10:, 10:].isfinite().all()

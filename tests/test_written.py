@@ -146,6 +146,22 @@ def test_what_is_done_is_not_done_again(tmp_path: Path, folder: Path, capsys, mo
     assert len(predicted) == 3
 
 
+@pytest.mark.parametrize("wrong", ['{"status": "done"}', "[1]", "\xff", None])
+def test_changed_records_are_made_anew(tmp_path: Path, folder: Path, capsys, wrong) -> None:
+    """A record is believed as it was written, or not at all; so are the settings."""
+    out, file = tmp_path / "out", folder / "X_B01_s1.ome.tif"
+    words = (file, "--out", out, "--write", "table")
+    predict(capsys, *words)
+    record, whole = out / ".fields" / "X_B01_s1.json", (out / "fields.csv").read_text()
+    changed = record.read_text().replace('"well": "B01"', '"well": 3, "x": {}')
+    record.write_bytes((changed if wrong is None else wrong).encode("latin-1"))
+    assert "done before" not in predict(capsys, *words)
+    assert (out / "fields.csv").read_text().rpartition(",")[0] == whole.rpartition(",")[0]
+    assert "1 of 1 fields were done before" in predict(capsys, *words)
+    (out / "job.json").write_text("[]")
+    assert "job.json is damaged" in predict(capsys, *words)
+
+
 def test_other_settings_are_refused(tmp_path: Path, folder: Path, capsys) -> None:
     out, file = tmp_path / "out", folder / "X_B01_s1.ome.tif"
     predict(capsys, file, "--out", out, "--write", "table", "--tile", 128)

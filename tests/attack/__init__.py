@@ -5,14 +5,15 @@ failed.
 """
 
 import contextlib
+import resource
 import signal
 import time
 from collections.abc import Callable, Generator
 
 from posterior_trees.errors import PosteriorTreesError
 
-SECONDS = 20
-"""What one input may take."""
+SECONDS, BYTES = 20, 3e9
+"""What one input may take; memory beyond what was taken before."""
 
 
 class LateError(BaseException):
@@ -22,7 +23,7 @@ class LateError(BaseException):
 def judge(read: Callable[[], object], what: str) -> list[str]:
     """What is wrong with the way an input was taken: nothing if it was read, or refused in words,
     in time."""
-    started = time.monotonic()
+    started, most = time.monotonic(), peak_bytes()
     try:
         with _limited():
             read()
@@ -33,7 +34,14 @@ def judge(read: Callable[[], object], what: str) -> list[str]:
             raise
         return [f"{what}: {type(error).__name__}: {error}"[:300]]
     seconds = time.monotonic() - started
+    if (taken := peak_bytes() - most) > BYTES:
+        return [f"{what}: took {taken / 1e9:.1f} GB"]
     return [f"{what}: took {seconds:.0f} s"] if seconds > SECONDS + 5 else []
+
+
+def peak_bytes() -> int:
+    """The most memory this process has ever had."""
+    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 @contextlib.contextmanager

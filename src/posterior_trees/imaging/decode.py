@@ -75,7 +75,9 @@ def read_header(file: BufferedReader | BytesIO, name: str) -> Header:
         if image.getexif().get(0x0112) in SIDEWAYS:
             width, height = height, width
         is_grey = image.mode in ("1", "L", "LA", "La") or image.mode[0] in "IF"
-        return Header(height, width, image.mode.startswith("I"), 1 if is_grey else 3)
+        header = Header(height, width, image.mode.startswith("I"), 1 if is_grey else 3)
+        _refuse_more(image, name)
+        return header
 
 
 def decode(
@@ -101,8 +103,7 @@ def decode_raw(
     """The same, but numbers that are not of 8 or 16 bits come as float32, whatever their range, and
     unless `is_cut` the whole image becomes `size`, not its centre."""
     with errors_name(name), Image.open(file, formats=FORMATS) as image:
-        if image.format != "MPO" and _has_more(image):
-            raise DataError(f"{name} holds more than one image. Save each as a file of its own")
+        _refuse_more(image, name)
         image.load()
         upright = ImageOps.exif_transpose(image)
         if upright.mode[0] in "IF":
@@ -136,6 +137,11 @@ def _has_more(image: Image.Image) -> bool:
     except EOFError:
         return False
     return True
+
+
+def _refuse_more(image: Image.Image, name: str) -> None:
+    if image.format != "MPO" and _has_more(image):
+        raise DataError(f"{name} holds more than one image. Save each as a file of its own")
 
 
 def fit(image: Image.Image, size: tuple[int, ...], is_cut: bool = True) -> Image.Image:

@@ -5,15 +5,22 @@ from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 from os import PathLike
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from posterior_trees.errors import DataError, InputError
 from posterior_trees.imaging.ome_zarr import attributes_of, is_zarr
+from posterior_trees.imaging.stack import damage_named
+from posterior_trees.schema import check
 
 WELL_PATTERN = r"_(?P<well>[A-P]\d\d)_s(?P<site>\d+)"
 """How the files of BBBC022 name their wells."""
 ENDINGS = {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".webp",
            ".btf", ".tf2", ".tf8", ".tif", ".tiff"}  # fmt: skip
+
+
+PART = r"[^/\\.][^/\\]*"
+PLACES = {"wells": f"{PART}/{PART}", "images": PART}
+"""Row and column of a well, and the name of a field in it."""
 
 
 class Field(NamedTuple):
@@ -67,20 +74,31 @@ def _fields_of(path: Path, only: str | None, names: re.Pattern[str]) -> Iterator
 def _fields_of_zarr(path: Path, names: re.Pattern[str]) -> Iterator[Field]:
     """A plate's fields, a well's, or the one image."""
     facts = attributes_of(path)
-    wells = [path / well["path"] for well in facts["plate"]["wells"]] if "plate" in facts else []
+    wells = [path / well for well in _inside(path, facts, "plate", "wells")]
     plate = path
     if "well" in facts:
         wells, plate = [path], path.parent.parent
     for well in wells:
         name = f"{well.parent.name}{well.name}"
-        inside = attributes_of(well).get("well")
-        if inside is None:
+        inside = attributes_of(well)
+        if "well" not in inside:
             raise DataError(f"{path} names the well {name}, which is not there. Copy it again")
-        for image in inside["images"]:
-            site = str(image["path"])
+        for site in _inside(well, inside, "well", "images"):
             yield Field(well / site, f"{name}_{site}", stem_of(plate), name, site)
     if not wells:
         yield _named(path, names)
+
+
+def _inside(path: Path, facts: dict[str, Any], kind: str, key: str) -> list[str]:
+    """The folders that the metadata of a plate or a well name, all of them inside it."""
+    if kind not in facts:
+        return []
+    with damage_named(str(path)):
+        check(facts[kind], {key: list[dict]}, f"its {kind}", (key,))
+        found = [str(check(e, {}, f"its {key}", ("path",))["path"]) for e in facts[kind][key]]
+        if wrong := [name for name in found if not re.fullmatch(PLACES[key], name)]:
+            raise ValueError(f"its {key} lie in {wrong[0]!r}")
+    return found
 
 
 def _named(path: Path, names: re.Pattern[str]) -> Field:

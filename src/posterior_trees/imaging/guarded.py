@@ -29,6 +29,7 @@ from posterior_trees.imaging.decode import (
     errors_name,
     read_header,
 )
+from posterior_trees.imaging.stack import damage_named, need
 
 SECONDS, GIGABYTES = 20.0, 4.0
 """What one picture may take; a photograph of 40 megapixels takes a second and a half gigabyte."""
@@ -54,6 +55,12 @@ def decode_picture(
     return _ask("pixels", content, name, channels, list(size), is_cut)
 
 
+def check_series(path: str) -> None:
+    """Refuse a TIFF whose description takes tifffile more than the limits: a few letters of it can
+    name a thousand million planes. Also what tifffile cannot read."""
+    WORKER.ask(b"", ["series", path])
+
+
 def is_harmless(content: bytes) -> bool:
     """Whether a file's pixels are all that can take time in it."""
     if content.startswith(b"\x89PNG\r\n\x1a\n"):
@@ -73,6 +80,9 @@ def _do(what: str, content: bytes, name: str, *words: Any) -> Any:
     """The work itself, here or there."""
     if what == "header":
         return read_header(BytesIO(content), name)
+    if what == "series":
+        with damage_named(name), need("tifffile").TiffFile(name) as file:
+            return [len(series.levels) for series in file.series]
     if what == "size":
         with errors_name(name), Image.open(BytesIO(content), formats=FORMATS) as image:
             return image.height, image.width

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from posterior_trees.errors import DataError
-from posterior_trees.imaging.stack import Stack, damage_named, micrometres, need
+from posterior_trees.imaging.stack import Stack, check_chunk, damage_named, micrometres, need
 
 METADATA = ("zarr.json", ".zattrs", ".zgroup", ".zarray")
 
@@ -71,6 +71,7 @@ def _describe(path: Path, facts: dict[str, Any], zarr: ModuleType) -> Stack:
     letters = "".join(axis["name"].upper() for axis in axes)
     if len(letters) != array.ndim:
         raise DataError(f"{path} names {len(axes)} axes, its array has {array.ndim}")
+    check_chunk(str(path), array)
 
     def read(index: tuple[int | slice, ...]) -> np.ndarray:
         with damage_named(str(path)):

@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Shaped
 
 from posterior_trees.errors import DataError
-from posterior_trees.imaging.decode import decode_raw, read_header
+from posterior_trees.imaging.guarded import decode_picture, picture_header
 from posterior_trees.imaging.ome_zarr import is_zarr, open_zarr
 from posterior_trees.imaging.stack import Stack
 from posterior_trees.imaging.tiff import is_tiff, open_tiff
@@ -248,15 +248,13 @@ def _pixel_size(stack: Stack, given: float | int | None) -> float | None:
 
 def _open_photograph(path: Path) -> Stack:
     """A picture that Pillow reads, in grey; decoded whole when a part of it is first read."""
-    with path.open("rb") as file:
-        header = read_header(file, str(path))
+    header = picture_header(path.read_bytes(), str(path))
     pixels: np.ndarray | None = None
 
     def read(index: tuple[int | slice, ...]) -> np.ndarray:
         nonlocal pixels
         if pixels is None:
-            with path.open("rb") as file:
-                pixels = decode_raw(file, str(path), 1)[0]
+            pixels = decode_picture(path.read_bytes(), str(path), 1)[0]
         return pixels[index]
 
     about = path.stat()

@@ -4,6 +4,7 @@ Letters are T (time), C (channel), Z (depth), Y, X, and S (samples of a colour);
 counts its pages has others, which nobody guesses.
 """
 
+import math
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ MICROMETRES = {"nm": 1e-3, "nanometer": 1e-3, "µm": 1.0, "μm": 1.0, "um": 1.0,
                "cm": 1e4, "centimeter": 1e4, "m": 1e6, "meter": 1e6, "Å": 1e-4, "angstrom": 1e-4,
                "pm": 1e-6, "picometer": 1e-6}  # fmt: skip
 """Units of length that files name, in µm. Inches are those of paper, and say nothing."""
+MOST_BYTES = 2**30
+"""Of a chunk or a tile, which is unpacked whole; one may also be as large as a plane."""
 MICRO = {
     "zarr": "OME-Zarr",
     "numcodecs": "OME-Zarr",
@@ -62,7 +65,20 @@ def need(module: str) -> ModuleType:
 def micrometres(value: float, unit: str | None) -> float | None:
     """A length in µm; None if the unit is none of length."""
     factor = MICROMETRES.get((unit or "").strip())
-    return value * factor if factor and value > 0 else None
+    return value * factor if factor and 0 < value < math.inf else None
+
+
+def check_chunk(name: str, array: Any) -> None:
+    """Refuse chunks that take far more memory than the pixels that are read: a small file can hold
+    gigabytes of zeros."""
+    size, plane = (
+        math.prod(sides) * array.dtype.itemsize for sides in (array.chunks, array.shape[-2:])
+    )
+    if size > max(MOST_BYTES, plane):
+        raise DataError(
+            f"{name} has chunks or tiles of {size / 1e9:.3g} GB, the limit is "
+            f"{MOST_BYTES / 1e9:.3g}: save it with smaller ones"
+        )
 
 
 @contextmanager

@@ -15,11 +15,19 @@ from torch import Tensor
 
 from posterior_trees.errors import DataError, InputError
 from posterior_trees.imaging.ome_zarr import attributes_of, is_zarr, missing_chunks
-from posterior_trees.imaging.stack import damage_named, need
-from posterior_trees.tree import Tree, level_sizes
+from posterior_trees.imaging.stack import check_chunk, damage_named, need
+from posterior_trees.schema import Maybe, check
+from posterior_trees.tree import Tree, layout, level_sizes
 
 SCHEMA = 2
 """Of a tree in OME-Zarr; that in safetensors is 1."""
+FORM = {
+    "tree": int, "branching": list[int], "value_of_one": float, "clipped": bool, "provenance": dict,
+    "nodes": list[dict],
+    "tiles": {"size": int, "overlap": int, "padded": (int, int), "offset": (int, int),
+              "rows": list[int], "columns": list[int]},
+}  # fmt: skip
+"""Of its metadata."""
 
 
 @dataclass(frozen=True)
@@ -74,11 +82,16 @@ class StoredTree:
         self.value_of_one, self.is_clipped = facts["value_of_one"], facts["clipped"]
         self.array = need("zarr").open_array(path / "0", mode="r")
         self.shape = (1, *self.array.shape[1:])
-        self.log_probs_flat = [
-            -math.inf if (log := node["log_probability"]) is None else log
-            for node in facts["nodes"]
-        ]
+        self.log_probs_flat = [_log_of(node) for node in facts["nodes"]]
         self.tiles = Tiles.of(facts["tiles"])
+        check_chunk(str(path), self.array)
+        count = len(facts["nodes"])
+        levels = layout(self.branching if len(self.branching) < count.bit_length() else ())
+        if (self.array.ndim, sum(level_sizes(levels)), self.array.shape[0]) != (3, count, count):
+            raise ValueError(f"{count} nodes, an array {self.array.shape}, branching "
+                             f"{self.branching[:9]}")  # fmt: skip
+        if not self.value_of_one > 0:
+            raise ValueError(f"its value_of_one is {self.value_of_one}")
 
     def __repr__(self) -> str:
         layout = "×".join(map(str, self.branching)) or "root only"
@@ -95,8 +108,10 @@ class StoredTree:
     @property
     def parts(self) -> list[tuple[slice, slice, Float[Tensor, "n"]]]:
         """The rows and columns that each tile tells most of, and its leaves' probabilities."""
-        array = need("zarr").open_array(self.path / "probabilities" / "0", mode="r")
         with damage_named(str(self.path)):
+            array = need("zarr").open_array(self.path / "probabilities" / "0", mode="r")
+            if array.shape != (len(self.log_probs_flat), *self.tiles.grid):
+                raise ValueError(f"probabilities {array.shape} of {self.tiles.grid} tiles")
             local = torch.from_numpy(np.asarray(array[...]))[-level_sizes(self.branching)[-1] :]
         rows, columns = (
             [slice(*pair) for pair in pairwise(edges)]
@@ -117,6 +132,8 @@ class StoredTree:
             for key in missing_chunks(self.path / "0", self.array, index):
                 raise DataError(f"{self.path} lacks the chunk 0/{key}. Predict it again")
             values = np.asarray(self.array[index], dtype=np.float32)
+            if not np.isfinite(values).all():
+                raise ValueError("values that are not finite")
         return torch.from_numpy(values) / self.value_of_one
 
     def load(self, limit: int) -> Tree:
@@ -140,10 +157,22 @@ def open_tree(path: str | PathLike[str]) -> StoredTree:
     facts = attributes_of(folder).get("posterior_trees")
     if not facts:
         raise DataError(f"{folder} is OME-Zarr, but not a tree: open_source reads pictures")
-    if facts["tree"] > SCHEMA:
-        raise DataError(f"{folder} has tree schema {facts['tree']}, this version reads up to "
-                        f"{SCHEMA}: upgrade posterior-trees")  # fmt: skip
-    return StoredTree(folder, facts)
+    with damage_named(str(folder)):
+        check(facts, {"tree": int}, "its facts", ("tree",))
+        if facts["tree"] > SCHEMA:
+            raise DataError(f"{folder} has tree schema {facts['tree']}, this version reads up to "
+                            f"{SCHEMA}: upgrade posterior-trees")  # fmt: skip
+        check(facts, FORM, "its facts", tuple(FORM))
+        return StoredTree(folder, facts)
+
+
+def _log_of(node: dict[str, Any]) -> float:
+    """The log-probability of a node, of which JSON has no infinity."""
+    log = check(node, {"log_probability": Maybe(float)}, "a node", ("log_probability",))
+    value = log["log_probability"]
+    if value is not None and value > 1e-3:
+        raise ValueError(f"a log-probability of {value}")
+    return -math.inf if value is None else value
 
 
 def paths_of(branching: Sequence[int]) -> list[tuple[int, ...]]:

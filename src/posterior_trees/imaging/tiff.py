@@ -17,7 +17,14 @@ from xml.etree import ElementTree
 import numpy as np
 
 from posterior_trees.errors import DataError
-from posterior_trees.imaging.stack import Stack, damage_named, micrometres, need
+from posterior_trees.imaging.guarded import check_series
+from posterior_trees.imaging.stack import (
+    Stack,
+    check_chunk,
+    damage_named,
+    micrometres,
+    need,
+)
 
 MAGIC = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 ORIENTATION = 274
@@ -52,6 +59,7 @@ def open_tiff(path: Path, series: int = 0) -> Stack | None:
     """The `series`-th image of a file; None of a photograph."""
     tifffile = need("tifffile")
     check_pages(path)
+    check_series(str(path))
     with damage_named(str(path)), _complaints() as complaints:
         file = tifffile.TiffFile(path)
         try:
@@ -104,6 +112,7 @@ def _describe(path: Path, file: Any, series: Any, number: int) -> Stack | None:
         with damage_named(str(path)):
             if array is None:
                 array = zarr.open_array(series.aszarr(level=0), mode="r")
+                check_chunk(str(path), array)
             _check_plane(path, series, index)
             values = np.asarray(array[index])
             if series.dtype == np.bool_:

@@ -17,6 +17,7 @@ import csv
 import io
 import json
 import shutil
+import zlib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -33,7 +34,8 @@ from posterior_trees.imaging.tree_zarr import Nuclei, write_tree
 from posterior_trees.pictures.answer import Answer
 from posterior_trees.pictures.nuclei.count import Count, count_nuclei
 from posterior_trees.pictures.reading import Picture
-from posterior_trees.store import write_bytes, write_json
+from posterior_trees.schema import parse_json
+from posterior_trees.store import to_json, write_bytes, write_json
 
 WORDS = ("page", "zarr", "tiff", "labels", "table")
 MANY = 20
@@ -99,7 +101,7 @@ class Results:
             shutil.rmtree(records, ignore_errors=True)
         elif job.is_file() and self._has_done():
             try:
-                before = json.loads(job.read_text("utf-8"))
+                before = parse_json(job.read_text("utf-8"), dict[str, Any], "its settings")
             except ValueError as error:
                 raise StoreError(f"{job} is damaged ({error}): --overwrite begins anew") from error
             for name in sorted({*before, *self.settings}):
@@ -113,11 +115,13 @@ class Results:
                     )
 
     def find(self, field: Field, name: str, stamp: Mapping[str, Any]) -> dict[str, Any] | None:
-        """The record of a field that is done, of the same file."""
+        """The record of a field that is done, of the same file; a changed one is none."""
         file = self.out / ".fields" / f"{name}.json"
         try:
-            record = json.loads(file.read_text("utf-8"))
+            record = parse_json(file.read_text("utf-8"), dict[str, Any], "its facts")
         except (OSError, ValueError):
+            return None
+        if record.pop("checksum", None) != _checksum(record):
             return None
         is_same = record.get("path") == str(field.path) and record.get("stamp") == dict(stamp)
         return record if is_same and record.get("status") == "done" else None
@@ -151,7 +155,8 @@ class Results:
             "field": _field_row(field, count, made, "done", seconds),
             "nuclei": rows if self.is_tabled else [], "example": example,
         }  # fmt: skip
-        write_json(self.out / ".fields" / f"{name}.json", record)
+        sum_of = {"checksum": _checksum(record)}
+        write_json(self.out / ".fields" / f"{name}.json", record | sum_of)
         return record
 
     def fail(self, field: Field, name: str, reason: str, seconds: float) -> dict[str, Any]:
@@ -163,7 +168,7 @@ class Results:
 
     def _has_done(self) -> bool:
         files = sorted((self.out / ".fields").glob("*.json"))
-        return any('"status": "done"' in file.read_text("utf-8") for file in files)
+        return any(b'"status": "done"' in file.read_bytes() for file in files)
 
     def _tell(self) -> None:
         """The settings, and the tables of what is known already."""
@@ -256,6 +261,10 @@ class Results:
         probs = np.array([0.0, *(n.probability for n in count.nuclei)], dtype=np.float32)
         _write_tiff(self.out / f"{name}.nuclei.tif", labels.astype(small))
         _write_tiff(self.out / f"{name}.nuclei_probability.tif", probs[labels])
+
+
+def _checksum(record: Mapping[str, Any]) -> int:
+    return zlib.crc32(to_json(record).encode())
 
 
 def _say(value: Any) -> str:
