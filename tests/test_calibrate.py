@@ -185,7 +185,7 @@ def test_the_report_is_one_figure(world, capsys):
 def test_shipped_models_carry_certificates_from_images_that_were_not_trained_on(name, units, size):
     predictor = load(name, "cpu")
     g = predictor.guarantee
-    assert g.groups or g.n == units
+    assert (g.groups or g.n) == units
     assert g.finest_level > 0.9
     assert g.facts["split"] == "test"
     assert g.facts["note"]

@@ -4,7 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from posterior_trees import UNet, load
+from posterior_trees import UNet, calibrate, load
+from posterior_trees.data import ImageSet
+from posterior_trees.errors import GuaranteeError
 from posterior_trees.fast import accelerate
 from posterior_trees.fast.accelerate import is_narrow
 from posterior_trees.fast.fold import FoldedUNet
@@ -64,6 +66,18 @@ def test_a_compiled_predictor_grows_the_same_trees(uncompiled):
     for a, b in zip(got.images + got.log_probs, expected.images + expected.log_probs, strict=True):
         torch.testing.assert_close(a, b)
     assert not got.root.requires_grad
+
+
+def test_a_compiled_predictor_has_a_guarantee_of_its_own(uncompiled):
+    plain, images = make_predictor(), ImageSet(torch.randint(256, (30, 3, 32, 32)).byte())
+    fast, y = plain.eval().compile(), plain.measure(torch.rand(3, 3, 32, 32))
+    plain.guarantee, fast.guarantee = calibrate(plain, images), calibrate(fast, images)
+    assert fast(y).guarantee is fast.guarantee
+    assert [c.paths for c in fast(y).cut(0.8)] == [c.paths for c in plain(y).cut(0.8)]
+    with pytest.raises(GuaranteeError, match="so does compiling"):
+        fast.guarantee = plain.guarantee
+    with pytest.raises(GuaranteeError, match="or is compiled"):
+        fast.typical(y)
 
 
 def test_the_shipped_model_compiles_with_its_name_and_card(uncompiled):

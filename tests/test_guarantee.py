@@ -52,11 +52,13 @@ def test_a_cut_above_the_score_holds_the_path(branching, nodes, absent):
     """And right below the score it does not: no smaller score would do."""
     tree, x = draw_trees(10, branching, absent=absent)
     layout = None if nodes is None else cuts.antichains(tree.branching, nodes)
+    every = cuts.antichains(tree.branching, nodes or 2)
     scores = cuts.score(tree, x, layout).tolist()
     for i, (score, path) in enumerate(zip(scores, path_of(tree, x), strict=True)):
-        masses = cuts.leaf_masses(tree[i])[0].cumsum(0) / cuts.WHOLE
-        steps = sorted({score, *masses.tolist(), *torch.linspace(0, 1, 9).tolist()})
-        for q in (q for q in steps if q >= score):
+        masses = cuts.sieve(tree[i], every).mass[0].unique() / cuts.WHOLE
+        between = (masses[1:] + masses[:-1]) / 2
+        steps = torch.cat([masses, between, torch.tensor([score])])
+        for q in steps[steps >= score].tolist():
             ((paths, _),) = cuts.cut(tree[i], q, layout)
             assert holds(paths, path)
         if score > 0:
@@ -152,7 +154,7 @@ def test_another_file_moves_no_other_group_between_folds():
 
 def test_windows_of_a_file_and_fields_of_a_well_are_held_together():
     names = ["a/E01_s1.png@0,0", "a/E01_s1.png@0,8", "a/E01_s2.png@0,0"]
-    assert labels_of(names, None) == ["a/E01_s1.png", "a/E01_s1.png", "a/E01_s2.png"]
+    assert labels_of(names, "file") == ["a/E01_s1.png", "a/E01_s1.png", "a/E01_s2.png"]
     assert labels_of(names, "well") == ["a/E01"] * 3
     assert labels_of(names, "image") == names
     with pytest.raises(GuaranteeError, match="3 images and 1 groups"):
@@ -310,13 +312,19 @@ def test_promises_get_lost_with_other_images_and_are_not_there_in_training(certi
 
 def test_a_guarantee_is_refused_by_other_weights_dtypes_and_holes(certified):
     g = certified.guarantee
-    for other in (make_predictor(1), make_predictor(hole_rows=4), make_predictor().double()):
+    flat = make_predictor()
+    flat.branching = (4,)
+    others = [make_predictor(1), make_predictor(hole_rows=4), make_predictor().double(), flat]
+    for other in others:
         with pytest.raises(GuaranteeError, match="another predictor"):
             other.guarantee = g
     same = make_predictor()
     same.guarantee = g
     x, _ = make_blobs(2, seed=9).batch(range(2))
     y = same.measure(x)
+    assert same(y).cut(0.9)
+    with torch.autocast("cpu", torch.bfloat16), pytest.raises(GuaranteeError, match="dtype"):
+        same(y).cut(0.9)
     assert same(y).cut(0.9)
     with torch.no_grad():
         next(same.network.parameters()).add_(0.1)
@@ -350,7 +358,7 @@ def test_functions_nobody_foresaw_need_a_bank(certified, tmp_path):
             tree.interval(name, 0.9)
 
 
-def test_a_certificate_is_read_back_bit_for_bit(certified):
+def test_a_certificate_is_read_back_bit_for_bit(certified, tmp_path):
     g = certified.guarantee
     again = Guarantee.of(g.tensors(), g.facts)
     x, _ = make_blobs(4, seed=9).batch(range(4))
@@ -359,8 +367,33 @@ def test_a_certificate_is_read_back_bit_for_bit(certified):
         assert again.cut(tree, level) == g.cut(tree, level)
         assert torch.equal(again.ball(tree, level).radius, g.ball(tree, level).radius)
         assert torch.equal(again.interval(tree, "ink", level).low, tree.interval("ink", level).low)
+    g.save(tmp_path / "mine.guarantee")
+    same = make_predictor()
+    same.guarantee = Guarantee.load(tmp_path / "mine.guarantee")
+    assert same(certified.measure(x)).cut(0.9) == g.cut(tree, 0.9)
+    tree.save(tmp_path / "tree.safetensors")
+    with pytest.raises(GuaranteeError, match=r"is no guarantee: Guarantee\.save"):
+        Guarantee.load(tmp_path / "tree.safetensors")
     with pytest.raises(GuaranteeError, match="upgrade"):
         Guarantee.of(g.tensors(), g.facts | {"guarantee": 99})
+
+
+def test_trees_that_are_not_finite_are_refused():
+    broken = make_predictor()
+    with torch.no_grad():
+        next(broken.network.parameters())[0] = math.nan
+    with pytest.raises(GuaranteeError, match=r"trees of 40 images are not finite, first that of 0"):
+        calibrate(broken, make_blobs(40))
+
+
+def test_fields_of_a_well_are_held_together_where_the_recipe_kept_wells_whole():
+    images = ImageSet(make_blobs(90).x, names=[f"E{i // 3:02d}_s{i}.png" for i in range(90)])
+    predictor = make_predictor()
+    assert calibrate(predictor, images).groups is None
+    predictor.about["kept_whole"] = "well"
+    assert calibrate(predictor, images).groups == sum(not fits for fits in drawn(
+        [f"E{i:02d}" for i in range(30)], 0))  # fmt: skip
+    assert load("cells", "cpu").about["kept_whole"] == "well"
 
 
 def test_too_few_images_or_groups_are_refused():

@@ -220,8 +220,10 @@ class Tree:
     def _promises(self) -> Any:
         if self.guarantee is None:
             raise GuaranteeError(
-                "nothing is promised about this tree: run ptrees calibrate MODEL --data DIR, or "
-                "set predictor.guarantee = calibrate(predictor, images), and predict again"
+                "nothing is promised about this tree: promises are about whole trees as a "
+                "calibrated predictor gives them, predictor.eval()(y), not about what was grown, "
+                "cropped or loaded. To have them: run ptrees calibrate MODEL --data DIR, or set "
+                "predictor.guarantee = calibrate(predictor, images)"
             )
         return self.guarantee
 

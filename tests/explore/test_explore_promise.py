@@ -57,7 +57,7 @@ def test_nodes_outside_the_cut_turn_grey_and_the_others_carry_a_ring(
     words = opened.locator("#promise-words").inner_text()
     assert "90 of 100 times" in words
     assert "it was calibrated on" in words
-    assert "ink 0." in words
+    assert "mean brightness 0." in words
     assert "not for this one" in words
     assert ";promise" in opened.evaluate("location.hash")
 
@@ -106,7 +106,7 @@ def test_a_level_finer_than_the_data_allow_is_not_offered(
     assert tree.guarantee.finest_level < 0.9
     opened = visit(save(tree[0], tmp_path))
     assert opened.locator("#promise-label").is_hidden()
-    assert "allow no 0.9" in opened.locator("#promise-words").inner_text()
+    assert "90 % is finer than" in opened.locator("#promise-words").inner_text()
 
 
 def test_without_a_guarantee_the_page_is_as_it_was(

@@ -63,7 +63,6 @@ def run(arguments: argparse.Namespace) -> None:
     images = load_unseen(arguments, recipe, arguments.split)
     if arguments.limit:
         images = images.subset(evenly_spaced(len(images), arguments.limit))
-    groups = arguments.groups or ("well" if recipe.data.split == "well" else "file")
     options: dict[str, Any] = {
         "measures": arguments.measure,
         "box": arguments.box and tuple(arguments.box),
@@ -72,7 +71,7 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.fit:
         options["fit"] = load_unseen(arguments, recipe, arguments.fit)
     watch = track("calibrating")
-    judged = judge_images(predictor, images, groups, **options, watch=watch)
+    judged = judge_images(predictor, images, arguments.groups, **options, watch=watch)
     judged.about.update(split=arguments.split, note=arguments.note or "")
     guarantee = judged.conclude()
     guarantee.check_level(arguments.level)
@@ -136,6 +135,9 @@ def describe(arguments: argparse.Namespace, guarantee: "Guarantee", judged: Any)
               f"looking: {found['boxes.width']:.3g} wide")  # fmt: skip
     if "typical" in guarantee.scores:
         print(f"  inputs unlike these are told by a p-value of at most {guarantee.least_p:.2g}")
+    if arguments.split == "validation":
+        print("validation images chose the epoch wherever training looked at them: promises are "
+              "then not quite true. Better: --split test --fit validation")  # fmt: skip
     if arguments.fit == "train":
         print("the scales were fitted on trained images: promises hold, and are wider for it")
     print("Not promised: anything about one image or class of images (it holds on average), about "

@@ -32,6 +32,8 @@ RECORDINGS = 4
 class FastPredictor(TreePredictor):
     """A predictor for prediction only, made of another; the first call of each shape compiles."""
 
+    is_compiled = True
+
     def __init__(self, plain: TreePredictor, dtype: torch.dtype, *, is_recorded: bool) -> None:
         super().__init__(
             for_prediction(plain.network, dtype),
@@ -58,6 +60,9 @@ class FastPredictor(TreePredictor):
         check_brightness(y)
         if not y.is_cuda:  # there a look would wait for all that was asked for before
             check_values(self.measurement.blank(y), self.measurement.noise)
+        return self.tree_of(y) if self.guarantee is None else self.guarantee.promise(self, y)
+
+    def tree_of(self, y: Float[Tensor, "b *shape"]) -> Tree:
         # the next call overwrites what a recording returns
         levels = copies(self._recording(y.shape)(y)) if self.is_recorded else self._run(y)
         nodes = self.depth + 1
@@ -71,7 +76,7 @@ class FastPredictor(TreePredictor):
         if self.is_fused:
             network: Any = self.network
             return self._finish(*network.maps(self._begin(y)), y)
-        tree = super().forward(y)
+        tree = super().tree_of(self.measurement.blank(y))
         return (*tree.images, *tree.log_probs)
 
     def _begin(self, y: Tensor) -> Tensor:

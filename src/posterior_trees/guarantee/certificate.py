@@ -7,12 +7,14 @@ answer is empty of promise (the root, the whole range, an infinite radius), neve
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from os import PathLike
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from jaxtyping import Float
 from torch import Tensor
 
+from posterior_trees import store
 from posterior_trees.errors import GuaranteeError, MeasureError
 from posterior_trees.guarantee import balls, boxes, cuts
 from posterior_trees.guarantee.answers import Ball, Cut, Interval, Scores, Terms, Withdrawn
@@ -44,14 +46,15 @@ FORM = {
     "grid": dict | None,
 }
 OTHER = (
-    "the guarantee was made for another predictor: other weights, another dtype or another hole "
-    "make other trees. Calibrate what you run (ptrees calibrate), or set predictor.guarantee = None"
+    "the guarantee was made for another predictor: other weights, another dtype, layout or hole "
+    "make other trees, and so does compiling. Calibrate what you run (ptrees calibrate), or set "
+    "predictor.guarantee = None"
 )
 _SEEN: WeakKeyDictionary = WeakKeyDictionary()
 """For a predictor the state that it was last seen in, and whether its guarantee holds for that."""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Guarantee:
     """Promises for the trees of one predictor; `calibrate` makes it."""
 
@@ -60,6 +63,10 @@ class Guarantee:
     facts: dict[str, Any]
     measures: dict[str, Measure] = field(default_factory=dict)
     bank: "Bank | None" = None
+
+    def __repr__(self) -> str:
+        of = f"{self.n:,} images" + (f" in {self.groups} groups" if self.groups else "")
+        return f"Guarantee({', '.join(self.scores)}; {of}, up to {100 * self.finest_level:.4g} %)"
 
     @property
     def n(self) -> int:
@@ -80,24 +87,35 @@ class Guarantee:
     def check_level(self, level: float) -> None:
         """Refuse a level finer than the data allow, and say what would allow it."""
         check_level(level)
-        if level > self.finest_level + 1e-9:
-            things = "groups" if self.groups else "images"
+        if too_fine := self._too_fine(level):
             raise GuaranteeError(
-                f"{100 * level:g} % is finer than {self.groups or self.n} {things} allow: they "
-                f"promise up to {100 * self.finest_level:.3g} %, and {100 * level:g} % needs "
-                f"{math.ceil(1 / (1 - level) - 1 - 1e-9)} {things} that score (others may fit the "
-                "scales: fit=…, or --fit SPLIT)"
+                f"{too_fine} that score (others may fit the scales: fit=…, or --fit SPLIT)"
             )
+
+    def _too_fine(self, level: float) -> str:
+        """Why so few images or groups cannot promise a level; empty if they can."""
+        if level <= self.finest_level + 1e-9:
+            return ""
+        things = "groups" if self.groups else "images"
+        return (
+            f"{100 * level:g} % is finer than {self.groups or self.n} {things} allow: they promise "
+            f"up to {100 * self.finest_level:.3g} %, and {100 * level:g} % needs "
+            f"{math.ceil(1 / (1 - level) - 1 - 1e-9)} {things}"
+        )
 
     def check(self, predictor: TreePredictor) -> None:
         """Refuse a predictor that is not the one these promises were made for."""
-        if self.facts["predictor"] != fingerprint_of(predictor):
+        if not self._is_of(predictor):
             raise GuaranteeError(OTHER)
+
+    def _is_of(self, predictor: TreePredictor) -> bool:
+        is_same_layout = tuple(self.facts["branching"]) == predictor.branching
+        return is_same_layout and self.facts["predictor"] == fingerprint_of(predictor)
 
     def promise(self, predictor: TreePredictor, y: Float[Tensor, "b *shape"]) -> Tree:
         """The predictor's trees with these promises, if it still is what they were made for and
         the pictures are of their size, and with how typical `y` is."""
-        with pooled_features(predictor.network) as pooled:
+        with pooled_features(predictor) as pooled:
             tree = predictor.tree_of(y)
         tree.guarantee = self._bound_to(predictor, tree)
         if pooled and "typical" in self.scores and tree.guarantee is self:
@@ -108,8 +126,7 @@ class Guarantee:
         state = state_of(predictor)
         seen = _SEEN.get(predictor)
         if seen is None or seen[:2] != (id(self), state):
-            fits = self.facts["predictor"] == fingerprint_of(predictor)
-            seen = _SEEN[predictor] = (id(self), state, fits)
+            seen = _SEEN[predictor] = (id(self), state, self._is_of(predictor))
         if not seen[2]:
             return Withdrawn(OTHER)
         size, have = ("×".join(map(str, shape[1:])) for shape in (self.facts["shape"], tree.shape))
@@ -126,7 +143,8 @@ class Guarantee:
         if tree.p_values is None:
             raise GuaranteeError(
                 "whether an input is typical is not known for this model: its network has no "
-                "ProbabilityHead (posterior_trees.networks), whose features are compared"
+                "ProbabilityHead (posterior_trees.networks), whose features are compared, or is "
+                "compiled"
             )
         return tree.p_values
 
@@ -180,8 +198,8 @@ class Guarantee:
 
     def for_page(self, tree: Tree, level: float = 0.9) -> dict[str, Any]:
         """All that a page says of one image's tree, as JSON."""
-        if level > self.finest_level + 1e-9:
-            return {"withdrawn": f"{self.groups or self.n} groups or images allow no {level:g}"}
+        if too_fine := self._too_fine(level):
+            return {"withdrawn": too_fine}
         p = None if tree.p_values is None else tree.p_values[0].item()
         named = {name: self.interval(tree, name, level) for name in self.facts["measures"]}
         said: dict[str, Any] = {
@@ -278,6 +296,17 @@ class Guarantee:
             if groups is not None:
                 kept[f"groups.{name}"] = groups
         return {PREFIX + name: tensor for name, tensor in kept.items()}
+
+    def save(self, file: str | PathLike[str]) -> None:
+        """Write it into a file of its own; `models.checkpoint.keep_guarantee` into a model's."""
+        store.write(file, self.tensors(), self.facts)
+
+    @classmethod
+    def load(cls, file: str | PathLike[str]) -> "Guarantee":
+        tensors, facts = store.read(file)
+        if not isinstance(facts.get("guarantee"), int):
+            raise GuaranteeError(f"{file} is no guarantee: Guarantee.save writes one")
+        return cls.of(tensors, facts)
 
     @classmethod
     def of(cls, tensors: dict[str, Tensor], facts: dict[str, Any]) -> "Guarantee":

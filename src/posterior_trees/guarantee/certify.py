@@ -49,8 +49,9 @@ def calibrate(
     """The guarantee of a `predictor`, from `images` that it was not trained or chosen on; the
     predictor is unchanged, `predictor.guarantee = …` gives its trees the promises.
 
-    `groups` says what is drawn and held out as a whole: "file" (windows of one image; what None
-    means), "well", "image" (each on its own) or a name for each image. `measures` are functions
+    `groups` says what is drawn and held out as a whole: "file" (windows of one image), "well",
+    "image" (each on its own) or a name for each image; None is what the model's recipe kept whole,
+    or "file". `measures` are functions
     of one image by name, or names (see `measures.py`), `box` is the size of the boxes that may be
     chosen after looking. Images `fit` may fit the scales; without them a third of `images` does,
     which then gives no scores. `bank` keeps so many images for functions nobody foresaw, answers
@@ -91,6 +92,8 @@ def judge_images(
     """The first half of `calibrate`, from which `conclude` makes the guarantee and `report` its
     diagnostics."""
     _check_unseen(predictor, images)
+    if groups is None:
+        groups = predictor.about.get("kept_whole", "file")
     labels = labels_of(images.names, groups)
     plan = make_plan(predictor, images.shape, measures, box, nodes)
     rows = _judge_all(predictor, images, plan, seed, batch_size, watch)
@@ -99,13 +102,13 @@ def judge_images(
         "data": fingerprint(images.names),
     }
     about |= {"branching": list(predictor.branching), "shape": list(images.shape)}
-    about["kind"] = groups if isinstance(groups, str) else "file" if groups is None else "own"
+    about["kind"] = groups if isinstance(groups, str) else "own"
     if fit is None:
         fits = drawn(labels, seed)
     else:
         apart = _judge_all(predictor, fit, plan, seed, batch_size, watch)
         fits = torch.tensor([False] * len(labels) + [True] * len(fit))
-        own = groups if groups is None or isinstance(groups, str) else None
+        own = groups if isinstance(groups, str) else "file"
         labels = labels + [f"fit {label}" for label in labels_of(fit.names, own)]
         rows = {name: torch.cat([row, apart[name]]) for name, row in rows.items()}
         about["fit"] = fingerprint(fit.names)
@@ -170,9 +173,9 @@ def _grid(shape: Sequence[int], hole: Tensor | None, box: tuple[int, int] | None
     return Grid.of(inside, box or (min(side, inside.height), min(side, inside.width)))
 
 
-def labels_of(names: Sequence[str], groups: str | Sequence[str] | None) -> list[str]:
+def labels_of(names: Sequence[str], groups: str | Sequence[str]) -> list[str]:
     """What each image belongs to."""
-    if groups is None or groups == "file":
+    if groups == "file":
         return [group_of(name, "name") for name in names]
     if groups == "well":
         return [group_of(name, "well") for name in names]
@@ -195,12 +198,13 @@ def drawn(labels: Sequence[str], seed: int) -> Bool[Tensor, "n"]:
 @torch.inference_mode()
 def _judge_all(predictor, images, plan, seed, batch_size, watch=iter) -> Rows:
     parts: dict[str, list[Tensor]] = {}
-    with evaluating(predictor), pooled_features(predictor.network) as pooled:
+    with evaluating(predictor), pooled_features(predictor) as pooled:
         for indices in watch(torch.arange(len(images)).split(batch_size)):
             x, y = measured_batch(images, indices, predictor.measurement, seed, predictor.device)
             rows = judge(predictor(y), x, plan, [images.names[i] for i in indices.tolist()])
             if pooled:
-                rows["pooled"] = pooled.pop().float().cpu()
+                rows["pooled"] = pooled[0].float().cpu()
+                pooled.clear()
             for name, row in rows.items():
                 parts.setdefault(name, []).append(row)
     return {name: torch.cat(part) for name, part in parts.items()}

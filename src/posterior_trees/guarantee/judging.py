@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from posterior_trees.errors import GuaranteeError
+from posterior_trees.errors import GuaranteeError, plural
 from posterior_trees.guarantee import balls, boxes, cuts
 from posterior_trees.guarantee.answers import Scores
 from posterior_trees.guarantee.boxes import Grid
@@ -52,6 +52,13 @@ def judge(tree: Tree, x: Float[Tensor, "b *shape"], plan: Plan, names: Sequence[
         "probs": tree.probs[-1].double().cpu(),
         "leaf": tree.descend(x)[:, -1].cpu(),
     }
+    is_finite = rows["ball.error"].isfinite() & rows["ball.features"].isfinite().all(dim=1)
+    if not is_finite.all():
+        bad = [name for name, is_good in zip(names, is_finite.tolist(), strict=True) if not is_good]
+        raise GuaranteeError(
+            f"the trees of {plural(len(bad), 'image')} are not finite, first that of {bad[0]}: "
+            "their scores would be NaN. Train the model again, or mend what made them"
+        )
     for name, measure in plan.measures.items():
         rows[f"truth.{name}"] = measure_each(x, measure, name, names)
         rows[f"values.{name}"] = measure_leaves(tree, measure, name, names)

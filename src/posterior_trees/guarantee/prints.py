@@ -3,13 +3,15 @@
 import hashlib
 import json
 
+import torch
+
 from posterior_trees import store
 from posterior_trees.predictor import TreePredictor
 
 
 def fingerprint_of(predictor: TreePredictor) -> str:
     """Of all that a prediction depends on; a certificate is bound to it."""
-    digest = hashlib.sha256(str(predictor.dtype).encode())
+    digest = hashlib.sha256(_way(predictor).encode())
     measurement = predictor.measurement
     numbers = {k: v for k, v in vars(measurement).items() if isinstance(v, int | float)}
     numbers.pop("training", None)
@@ -27,4 +29,12 @@ def state_of(predictor: TreePredictor) -> tuple:
     tensors = [*predictor.network.parameters(), *predictor.network.buffers()]
     tensors += predictor.measurement.buffers()
     versions = sum(0 if t.is_inference() else t._version for t in tensors)
-    return predictor.dtype, id(predictor.measurement), id(predictor.network), versions
+    parts = id(predictor.measurement), id(predictor.network)
+    return _way(predictor), predictor.branching, *parts, versions
+
+
+def _way(predictor: TreePredictor) -> str:
+    """In which numbers a predictor computes."""
+    is_cast = torch.is_autocast_enabled(predictor.device.type)
+    words = [str(predictor.dtype), "autocast" * is_cast, "compiled" * predictor.is_compiled]
+    return " ".join(filter(None, words))

@@ -31,7 +31,7 @@ from posterior_trees.tree import Tree, grow
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-LEVELS = tuple(i / 20 for i in range(1, 20))
+LEVELS = tuple(i / 20 for i in range(10, 20))
 SPLITS = 20
 BINS = 10
 FEW = 60
@@ -127,9 +127,9 @@ def draw_report(file: str | PathLike[str], found: Diagnosis, title: str) -> None
     axes[3].axhline(len(found.rank) / BINS, color="k", lw=1)
     axes[3].set(xlabel="rank of the truth in its own tree", ylabel="images")
     axes[3].set_title(f"trees: {found.verdict} (z = {found.z:+.1f})", fontsize=10)
-    told, true, _ = zip(*found.reliability, strict=True)
+    told, true, counts = zip(*found.reliability, strict=True)
     axes[4].plot([0, 1], [0, 1], color="k", lw=1)
-    axes[4].plot(told, true, "o-", color="C3", ms=4)
+    axes[4].scatter(told, true, [10 + 200 * n / sum(counts) for n in counts], color="C3")
     axes[4].set(xlabel="probability of a leaf", ylabel="how often it is reached")
     figure.suptitle(title, fontsize=11)
     with whole(file) as part:
@@ -137,12 +137,13 @@ def draw_report(file: str | PathLike[str], found: Diagnosis, title: str) -> None
 
 
 def _draw_coverage(axes: "Axes", found: Diagnosis) -> None:
-    low, high = zip(*found.band, strict=True)
-    axes.fill_between(found.levels, low, high, color="0.85", label="Beta, 90 %")
+    levels = torch.tensor(found.levels)
+    low, high = torch.tensor(found.band).T - levels
+    axes.fill_between(levels, low, high, color="0.85", label="Beta, 90 %")
     for name, values in found.coverage.items():
-        axes.plot(found.levels, values.mean(dim=1).tolist(), lw=1.2, label=name)
-    axes.plot([0, 1], [0, 1], color="k", lw=0.8)
-    axes.set(xlabel="level", ylabel="coverage on the other half")
+        axes.plot(levels, values.mean(dim=1) - levels, lw=1.2, label=name.removeprefix("measure."))
+    axes.axhline(0, color="k", lw=0.8)
+    axes.set(xlabel="level", ylabel="coverage of the other half, less the level")
     axes.legend(fontsize=6)
 
 
@@ -150,7 +151,7 @@ def _draw_groups(axes: "Axes", found: Diagnosis) -> None:
     shares = found.by_group.sort().values
     axes.bar(range(len(shares)), shares.tolist(), color="C0")
     axes.axhline(shares.mean().item(), color="k", lw=1)
-    axes.set(xlabel=found.group, ylabel="share covered (cut)", ylim=(0, 1.05))
+    axes.set(xlabel=f"{found.group}; sorted", ylabel="share covered (cut)", ylim=(0, 1.05))
 
 
 def _shares(inside: Float[Tensor, "n"], groups: Tensor) -> Float[Tensor, "groups"]:

@@ -16,9 +16,10 @@ from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from posterior_trees.networks.head import ProbabilityHead
+from posterior_trees.predictor import TreePredictor
 
 NEIGHBOUR = 10
 DIMENSIONS = 32
@@ -54,11 +55,12 @@ def fit_familiar(pooled: Float[Tensor, "n features"]) -> Familiar:
 
 
 @contextmanager
-def pooled_features(network: nn.Module) -> Generator[list[Tensor]]:
+def pooled_features(predictor: TreePredictor) -> Generator[list[Tensor]]:
     """What the probability head of a network reads while trees are predicted; stays empty if the
-    network has none."""
+    network has none, or is compiled."""
     seen: list[Tensor] = []
-    heads = [module for module in network.modules() if isinstance(module, ProbabilityHead)]
+    modules = () if predictor.is_compiled else predictor.network.modules()
+    heads = [module for module in modules if isinstance(module, ProbabilityHead)]
     hooks = [
         head.layers.register_forward_pre_hook(lambda _, given: seen.append(given[0].detach()))
         for head in heads[-1:]

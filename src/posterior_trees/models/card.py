@@ -31,6 +31,7 @@ ABOUT = {
     "terms": str,
     "start": str,
     "train_names": str,
+    "kept_whole": str,
     "input_brightness": (float, float),
     "region_pixels": (float, float, float),
     "calibration": dict,

@@ -76,6 +76,8 @@ def load(
     weights, kept = read_tensors(file)
     card = card_of(recipe) | facts["about"].get("card", {})  # an older file's says less
     predictor.about = {**facts["about"], "card": card, **terms(recipe)}
+    if recipe.data.split == "well":
+        predictor.about["kept_whole"] = "well"
     predictor.network.load_state_dict(weights)
     predictor.to(device=device or best_device(), dtype=dtype)
     if "guarantee" in facts:  # whether it holds for this dtype is looked at when it predicts

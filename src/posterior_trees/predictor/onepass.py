@@ -64,6 +64,9 @@ class TreePredictor(nn.Module):
         self.name, self.about = name, about or {}
         self._guarantee: Guarantee | None = None
 
+    is_compiled = False
+    """A compiled one shows no features on the way, and so knows no typical inputs."""
+
     @property
     def depth(self) -> int:
         return len(self.branching)

@@ -75,13 +75,13 @@ export function renderPromise() {
   const { promise } = treeOn();
   $("promise-label").hidden = !promise || Boolean(promise.withdrawn);
   $("promise").checked = state.promise;
-  if (promise?.level) $("promise-level").textContent = `${Math.round(100 * promise.level)} %`;
+  if (promise?.level) $("promise-level").textContent = `promise ${Math.round(100 * promise.level)} %`;
   const words = $("promise-words");
   words.hidden = !promise || !(promise.withdrawn || state.promise);
   if (words.hidden) return;
   words.classList.toggle("beware", Boolean(promise.withdrawn));
   const intervals = Object.entries(promise.intervals ?? {})
-    .map(([name, [low, high]]) => `${name} ${short(low)} – ${short(high)}`);
+    .map(([name, [low, high]]) => `${inWords(name)} ${short(low)} – ${short(high)}`);
   words.replaceChildren(...(promise.withdrawn ? [`${capital(promise.withdrawn)}: no promise`]
     : [element("b", { textContent: heading(promise.cut) }), ` ${promise.words}; `,
       [...intervals, `within ${short(promise.radius)} (RMSE) of some leaf`].join("; "),
@@ -90,5 +90,8 @@ export function renderPromise() {
 
 const heading = (cut) => (cut.some((node) => !node.length)
   ? "No branch can be left out: what follows is promised" : "Ringed nodes hold the truth's path");
+// The names of guarantee/measures.py that are no words.
+const inWords = (name) => name.replace(/^ink$/, "mean brightness").replace(/^share=/, "share of pixels above ")
+  .replace(/^box=/, "mean of the box ");
 const short = (value) => String(Number(value.toPrecision(3)));
 const capital = (text) => text.charAt(0).toUpperCase() + text.slice(1);
