@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from test_growth import make_growing
 from tiny import make_blobs
 
 from posterior_trees import Inpaint, Tree, calibrate, grow, load, wrap
@@ -295,6 +296,20 @@ def test_a_wrapped_backbone_can_be_certified(certified):
     assert certified.typical(certified.measure(x)).gt(0.02).all()
     inverted = 1 - certified.measure(x)
     assert certified.typical(inverted).max() < 0.05
+
+
+def test_a_growing_predictor_can_be_certified_and_what_it_grows_is_not():
+    """Its network is asked at every node; how typical an input is, the root's question tells."""
+    predictor = make_growing().float()
+    images = ImageSet(torch.randint(256, (60, 3, 20, 24), dtype=torch.uint8))
+    predictor.guarantee = calibrate(predictor, images, box=(3, 3))
+    x, _ = images.batch(range(60))
+    y = predictor.measure(x)
+    assert predictor(y).cut(0.8)[0].n == predictor.guarantee.n
+    assert predictor(y).interval((4, 4, 3, 3), 0.8, chosen="after").low.shape == (60,)
+    assert 0.3 < predictor.typical(y).mean() < 0.7
+    with pytest.raises(GuaranteeError, match="not about what was grown"):
+        predictor.begin(y[:1]).grow(nodes=7).tree().cut(0.8)
 
 
 def test_promises_get_lost_with_other_images_and_are_not_there_in_training(certified):
