@@ -243,11 +243,11 @@ MISTAKES = {
     ),
     "figure into no folder": (
         ["figure", "model.safetensors", "--data", "data", "--limit", "1", "--out", "no/f.png"],
-        "a folder that exists",
+        "could not write no.f.png.*There is no folder no: make it",
     ),
     "numbers into a file": (
         ["evaluate", "model.safetensors", "--data", "data", "--json", "text.png/f.json"],
-        "could not write text.png.f.json: its folder cannot be made",
+        "cannot make the folder text.png",
     ),
     "no such download": (["data", "--data", "empty", "--download", "faces"], "only 'mnist' can"),
 }

@@ -15,6 +15,7 @@ from posterior_trees import demo, load, psnr
 from posterior_trees.assets import sample_digits
 from posterior_trees.data import evenly_spaced, read_idx
 from posterior_trees.data.load import find_folder
+from posterior_trees.errors import StoreError
 from posterior_trees.models.build import build_predictor
 from posterior_trees.models.card import describe_model
 from posterior_trees.recipe import parse_recipe
@@ -96,7 +97,7 @@ def test_the_footer_shows_scores_only_where_the_model_carries_them(folder: Path)
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(OSError, match=r"cannot make the folder .*file.*choose another --out"):
+    with pytest.raises(StoreError, match=r"cannot make the folder .*file.*choose another"):
         demo.make_demo(tmp_path / "file")
 
 

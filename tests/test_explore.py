@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 
 from posterior_trees import Tree, grow
-from posterior_trees.errors import InputError
+from posterior_trees.errors import InputError, StoreError
 from posterior_trees.explore import page, save_page, show
 from posterior_trees.explore.export import MODULES, SERVED, static
 from posterior_trees.explore.measures import brightness, count_bright
@@ -244,7 +244,7 @@ def test_a_page_is_written_as_utf8_or_the_reason_is_given(tmp_path: Path) -> Non
     save_page(tmp_path / "index.html", trees, inputs=y, title="Ziffern, größer")
     expected = page(trees, inputs=y, title="Ziffern, größer")
     assert (tmp_path / "index.html").read_text("utf-8") == expected
-    with pytest.raises(OSError, match=r"cannot write the page .* in a folder that exists"):
+    with pytest.raises(StoreError, match=r"could not write .*There is no folder .*make it"):
         save_page(tmp_path / "nowhere" / "index.html", trees, inputs=y)
 
 

@@ -15,6 +15,7 @@ from PIL import Image
 from posterior_trees_paper.studies.figures import Strip, draw_strips
 
 from posterior_trees import Tree, grow
+from posterior_trees.errors import StoreError
 from posterior_trees.figure import HIGHLIGHT, draw, draw_grid, save_figure
 
 
@@ -190,7 +191,7 @@ def test_nan_probabilities_name_their_node() -> None:
 def test_an_unknown_format_or_folder_is_explained(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"ends in \.png, \.jpg, \.svg, \.pdf"):
         save_figure(make_tree(), tmp_path / "tree.bmp")
-    with pytest.raises(OSError, match=r"cannot write the figure .* in a folder that exists"):
+    with pytest.raises(StoreError, match=r"could not write .*There is no folder .*make it"):
         save_figure(make_tree(), tmp_path / "nowhere" / "tree.png")
 
 

@@ -1143,7 +1143,7 @@ def test_a_state_that_is_none_is_named(tmp_path, recipe, images):
 
 def test_a_run_folder_that_cannot_be_made_is_named(tmp_path, recipe):
     (tmp_path / "file").write_text("in the way")
-    with pytest.raises(RunError, match="cannot make the run folder"):
+    with pytest.raises(store.StoreError, match=r"cannot make the folder .*file"):
         Run(tmp_path / "file", recipe())
 
 

@@ -11,8 +11,7 @@ from posterior_trees.explore import page
 from posterior_trees.figure import save_figure
 from posterior_trees.models.card import describe_model
 from posterior_trees.models.checkpoint import load
-from posterior_trees.pictures.write import make_folder
-from posterior_trees.store import write_bytes
+from posterior_trees.store import make_folder, write_bytes
 
 TEST_DIGITS = 10_000
 """The sample digits are evenly spaced in MNIST's test set, see assets/README.md."""

@@ -101,14 +101,8 @@ def save_figure(
     if file.suffix.lower() not in FORMATS:
         raise InputError(f"cannot write {file}: a figure's name ends in {', '.join(FORMATS)}")
     figure = draw_grid(tree, y=y, x=x, path=path, names=names, title=title)
-    try:
-        with whole(file) as part:
-            figure.savefig(part, dpi=dpi)
-    except OSError as error:
-        raise OSError(
-            f"cannot write the figure {file} ({error.strerror or error}): "
-            "name a file in a folder that exists and that you may write to"
-        ) from error
+    with whole(file) as part:
+        figure.savefig(part, dpi=dpi)
 
 
 @dataclass(frozen=True)

@@ -58,7 +58,7 @@ def bytes_of(tensor: Tensor) -> memoryview:
 
 def write_bytes(path: Path, content: bytes) -> None:
     """Replace a file by `content`, whole or not at all."""
-    try:
+    with _writing(path):
         handle, temporary = tempfile.mkstemp(
             prefix=f".{path.name}.", suffix=".part", dir=path.parent
         )
@@ -72,6 +72,13 @@ def write_bytes(path: Path, content: bytes) -> None:
         except BaseException:
             Path(temporary).unlink(missing_ok=True)
             raise
+
+
+@contextmanager
+def _writing(path: Path) -> Generator[None, None, None]:
+    """What the system refuses, in words that say what to do."""
+    try:
+        yield
     except OSError as error:
         fix = "Free some space, or choose another folder"
         if not path.parent.is_dir():
@@ -89,8 +96,9 @@ def whole(file: str | PathLike[str]) -> Generator[Path, None, None]:
     path = Path(file)
     part = path.with_name(f".{path.stem}.{os.getpid()}.part{path.suffix}")
     try:
-        yield part
-        os.replace(part, path)
+        with _writing(path):
+            yield part
+            os.replace(part, path)
     finally:
         part.unlink(missing_ok=True)
 
@@ -108,15 +116,19 @@ def to_json(content: Any, indent: int | None = 1) -> str:
 
 def make_folder_of(file: str | PathLike[str]) -> Path:
     """The file's path, in a folder that is there now."""
-    path = Path(file)
+    make_folder(Path(file).parent)
+    return Path(file)
+
+
+def make_folder(folder: str | PathLike[str]) -> Path:
+    """The folder, which is there now."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        Path(folder).mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise StoreError(
-            f"could not write {path}: its folder cannot be made ({error.strerror or error}). "
-            "Choose another"
+            f"cannot make the folder {folder} ({error.strerror or error}): choose another"
         ) from error
-    return path
+    return Path(folder)
 
 
 def _finite(content: Any) -> Any:

@@ -37,6 +37,7 @@ from posterior_trees.data.stream import Pair
 from posterior_trees.errors import DataError
 from posterior_trees.imaging.decode import Pixels, decode
 from posterior_trees.imaging.regions import label, sizes
+from posterior_trees.store import whole
 
 VERSION = 1
 """Of everything below that decides which pixels are edges."""
@@ -134,18 +135,11 @@ def store_edges(
     if photos is None:
         raise DataError(what_to_put(name, folder, "images"))
     target = folder / f"{store_name(name)}.tar"
-    part = target.with_suffix(".part")
-    try:
-        with tarfile.open(part, "w") as tar:
-            for file in watch(photos.names):
-                with photos.open(file) as opened:
-                    lines = draw_edges(decode(opened, f"{photos.where}: {file}", 3))[0]
-                _add(tar, map_name(file), lines)
-        part.replace(target)
-    except OSError as error:
-        raise DataError(f"cannot write {target} ({error.strerror or error})") from error
-    finally:
-        part.unlink(missing_ok=True)
+    with whole(target) as part, tarfile.open(part, "w") as tar:
+        for file in watch(photos.names):
+            with photos.open(file) as opened:
+                lines = draw_edges(decode(opened, f"{photos.where}: {file}", 3))[0]
+            _add(tar, map_name(file), lines)
     return target
 
 

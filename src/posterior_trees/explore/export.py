@@ -15,12 +15,13 @@ import re
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from os import PathLike
+from pathlib import Path
 
 from jaxtyping import Float
 from torch import Tensor
 
 from posterior_trees.explore.content import SCHEMA, Measure, describe_trees
-from posterior_trees.store import whole
+from posterior_trees.store import write_bytes
 from posterior_trees.tree import Tree
 
 MODULES = (
@@ -75,15 +76,7 @@ def page(
 
 def save_page(file: str | PathLike[str], trees: Tree, **options) -> None:
     """Write `page` to a file; the options are those of `page`."""
-    text = page(trees, **options)
-    try:
-        with whole(file) as part:
-            part.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise OSError(
-            f"cannot write the page {file} ({error.strerror or error}): "
-            "name a file in a folder that exists and that you may write to"
-        ) from error
+    write_bytes(Path(file), page(trees, **options).encode())
 
 
 def frame_content(

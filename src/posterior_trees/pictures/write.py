@@ -229,17 +229,6 @@ class _Run:
             return {}
 
 
-def make_folder(out: str | PathLike[str]) -> Path:
-    """The folder for a command's files, made if it is not there."""
-    try:
-        Path(out).mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OSError(
-            f"cannot make the folder {out} ({error.strerror or error}): choose another --out"
-        ) from error
-    return Path(out)
-
-
 def _choose_folders(fields: Sequence[Field], out: Path) -> list[Path]:
     """A folder for each field, named by it: new, or one that holds an earlier tree. On some
     systems `A` and `a` are one name, and dots at the ends of names mean something else."""

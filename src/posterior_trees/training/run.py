@@ -53,10 +53,7 @@ class Run:
         recipe_file = self.folder / "recipe.toml"
         check_folder(self.folder, recipe)
         if is_writer:
-            try:
-                (self.folder / "trees").mkdir(parents=True, exist_ok=True)
-            except OSError as error:
-                raise RunError(f"cannot make the run folder {self.folder}: {error}") from error
+            store.make_folder(self.folder / "trees")
             trees = (self.folder / "trees").glob(".*.part.*")
             for leftover in (*self.folder.glob("*.part"), *trees):  # of a save that was killed
                 leftover.unlink(missing_ok=True)
