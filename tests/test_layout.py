@@ -14,7 +14,7 @@ import posterior_trees
 
 LIBRARY, REPRODUCTION = "posterior_trees", "posterior_trees_paper"
 ROOMS = {
-    "base": "errors lock schema store seeding progress assets",
+    "base": "engine errors lock schema store seeding progress assets",
     "method": "tree clustering loss metrics measure networks predictor balance baselines toys",
     "imaging": "imaging",
     "page": "figure explore",

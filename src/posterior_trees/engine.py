@@ -1,0 +1,281 @@
+"""Work on many items by one process, by several, or by a cluster of machines: `make_engine`.
+
+    for outcome in engine.run(function, items): ...
+    engine.close()
+
+Outcomes come as items end, in any order. `function` is pickled, and what it returns or raises comes
+back in the outcome. An item whose process dies (killed, out of memory) is done again by another,
+and given up after `MOST_DEATHS`: forever would be an endless loop. So `function` must be one that
+can be done twice.
+
+Every process works with `threads` threads: other numbers of them add floats in another order, and
+give other bytes, while the number of processes changes none.
+"""
+
+import logging
+import multiprocessing
+import os
+import signal
+import sys
+import time
+import traceback
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from importlib import import_module
+from multiprocessing.connection import wait
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+from posterior_trees.errors import MissingError, RunError
+
+MOST_DEATHS = 3
+GRACE = 5.0
+"""Seconds a process may take to tidy up when it is asked to stop."""
+SPAWN = multiprocessing.get_context("spawn")
+device: str | None = None
+"""Of this process, where each has its own."""
+
+
+class Outcome(NamedTuple):
+    """What became of an item: its value, or the error that stopped it."""
+
+    item: Any
+    value: Any = None
+    error: Exception | None = None
+    seconds: float = 0.0
+
+
+@runtime_checkable
+class Engine(Protocol):
+    def run(self, function: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[Outcome]: ...
+    def close(self) -> None: ...
+
+
+def make_engine(
+    name: str = "local",
+    workers: int = 1,
+    threads: int = 1,
+    *,
+    devices: Sequence[str] = (),
+    scheduler: str | None = None,
+) -> Engine:
+    """`local` processes, or those of `dask`, whose `scheduler` is an address or a file."""
+    if name == "dask":
+        return DaskEngine(workers, threads, scheduler)
+    if workers == 1:
+        return OneProcess(threads)
+    return Processes(workers, threads, devices)
+
+
+class OneProcess:
+    """This one."""
+
+    def __init__(self, threads: int = 1) -> None:
+        self.threads = threads
+
+    def run(self, function: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[Outcome]:
+        return (attempt(function, item, self.threads) for item in items)
+
+    def close(self) -> None:
+        pass
+
+
+def attempt(function: Callable[[Any], Any], item: Any, threads: int) -> Outcome:
+    """One item, by whichever process; an error keeps its traceback where it is a note."""
+    import torch
+
+    if torch.get_num_threads() != threads:
+        torch.set_num_threads(threads)
+    start = time.monotonic()
+    try:
+        return Outcome(item, function(item), None, time.monotonic() - start)
+    except Exception as error:
+        if multiprocessing.parent_process() is not None:
+            error.add_note(traceback.format_exc())
+        return Outcome(item, None, error, time.monotonic() - start)
+
+
+class Processes:
+    """Processes of this machine, each with one item at a time: who dies says whose fault it is.
+    (`ProcessPoolExecutor` ends all of its processes when one dies, and those of a killed parent
+    wait forever.)"""
+
+    def __init__(self, workers: int, threads: int = 1, devices: Sequence[str] = ()) -> None:
+        self.threads, self.idle = threads, list[_Worker]()
+        self.places = [devices[i % len(devices)] if devices else None for i in range(workers)]
+
+    def run(self, function: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[Outcome]:
+        waiting, deaths = deque(enumerate(items)), Counter[int]()
+        busy: dict[Any, tuple[_Worker, int, Any]] = {}
+        try:
+            while waiting or busy:
+                while waiting and (worker := self._free()):
+                    if worker.give(function, waiting[0][1]):
+                        busy[worker.pipe] = worker, *waiting.popleft()
+                    else:  # it died of itself, between two items
+                        self._end(worker)
+                for pipe in wait(list(busy)):
+                    worker, number, item = busy[pipe]
+                    try:
+                        outcome = worker.hear()
+                    except (EOFError, OSError):
+                        del busy[pipe]
+                        self._end(worker)
+                        deaths[number] += 1
+                        if deaths[number] < MOST_DEATHS:
+                            waiting.append((number, item))
+                        else:
+                            yield Outcome(item, None, died(MOST_DEATHS))
+                        continue
+                    if outcome is not None:
+                        del busy[pipe]
+                        self.idle.append(worker)
+                        yield outcome
+        finally:
+            self._stop([worker for worker, _, _ in busy.values()])
+
+    def close(self) -> None:
+        self._stop(self.idle)
+        self.idle = []
+
+    def _free(self) -> "_Worker | None":
+        if self.idle:
+            return self.idle.pop()
+        return _Worker(self.threads, self.places.pop(0)) if self.places else None
+
+    def _end(self, worker: "_Worker") -> None:
+        worker.end()
+        self.places.append(worker.device)
+
+    def _stop(self, workers: "Sequence[_Worker]") -> None:
+        for worker in workers:
+            worker.process.terminate()
+        for worker in workers:
+            self._end(worker)
+
+
+class _Worker:
+    """One process, which has the other end of `pipe`."""
+
+    def __init__(self, threads: int, device: str | None) -> None:
+        self.device, self.is_ready = device, False
+        self.pipe, theirs = SPAWN.Pipe()
+        self.process = SPAWN.Process(target=_serve, args=(theirs, threads, device), daemon=True)
+        before = os.environ.get("OMP_NUM_THREADS")
+        os.environ["OMP_NUM_THREADS"] = str(threads)  # of NumPy, which reads it once
+        try:
+            self.process.start()
+        finally:
+            theirs.close()
+            os.environ.pop("OMP_NUM_THREADS")
+            os.environ |= {} if before is None else {"OMP_NUM_THREADS": before}
+
+    def give(self, function: Callable[[Any], Any], item: Any) -> bool:
+        """Whether it is there to take an item."""
+        try:
+            self.pipe.send((function, item))
+        except OSError:
+            return False
+        return True
+
+    def hear(self) -> Outcome | None:
+        """What became of its item; None while it only says that it is there."""
+        try:
+            said = self.pipe.recv()
+        except (EOFError, OSError):
+            if self.is_ready:
+                raise
+            self.process.join(GRACE)
+            raise RunError(
+                f"a worker process ended as it started (exit code {self.process.exitcode}): take "
+                "fewer --workers; a script of your own starts its work below "
+                "`if __name__ == '__main__':`"
+            ) from None
+        self.is_ready = True
+        return said
+
+    def end(self) -> None:
+        self.process.join(GRACE if self.process.exitcode is None else 0)
+        self.process.kill()
+        self.process.join()
+        self.pipe.close()
+
+
+def _serve(pipe: Any, threads: int, own_device: str | None) -> None:
+    """Items, until there are no more or the parent is gone."""
+    global device
+    device = own_device
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then says so
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # `finally` tidies up
+    with suppress(EOFError, OSError):
+        pipe.send(None)
+        while True:
+            function, item = pipe.recv()
+            pipe.send(attempt(function, item, threads))
+
+
+class DaskEngine:
+    """Workers of Dask, on this machine or wherever their scheduler has them. Of items that were on
+    a worker as it died one may have been the reason: each is tried again, alone."""
+
+    def __init__(self, workers: int, threads: int = 1, scheduler: str | None = None) -> None:
+        try:
+            dask, distributed = map(import_module, ("dask", "distributed"))
+        except ImportError:
+            raise MissingError(
+                "--engine dask needs distributed, which is not installed: "
+                'pip install "posterior-trees[dask]"'
+            ) from None
+        self.distributed, self.threads, self.cluster = distributed, threads, None
+        at = {"address": scheduler}
+        if scheduler is not None and Path(scheduler).is_file():
+            at = {"scheduler_file": scheduler}
+        with dask.config.set({"distributed.scheduler.allowed-failures": MOST_DEATHS - 1}):
+            if scheduler is None:
+                at["address"] = self.cluster = distributed.LocalCluster(
+                    n_workers=workers, threads_per_worker=1, dashboard_address=None,
+                    silence_logs=logging.CRITICAL,
+                )  # fmt: skip
+            try:
+                self.client = distributed.Client(**at)
+            except OSError as error:
+                raise RunError(f"--scheduler {scheduler} does not answer ({error})") from error
+
+    def run(self, function: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[Outcome]:
+        suspects = []
+        for item, outcome in self._finished(function, list(items)):
+            if outcome is None:
+                suspects.append(item)
+            else:
+                yield outcome
+        for suspect in suspects:
+            for item, outcome in self._finished(function, [suspect]):
+                yield outcome or Outcome(item, None, died(MOST_DEATHS))
+
+    def _finished(
+        self, function: Callable[[Any], Any], items: list[Any]
+    ) -> Iterator[tuple[Any, Outcome | None]]:
+        """Items with what became of them; None of those that were there when workers died."""
+        futures = self.client.map(
+            attempt, [function] * len(items), items, [self.threads] * len(items), pure=False
+        )
+        item_of = dict(zip(futures, items, strict=True))
+        try:
+            for future in self.distributed.as_completed(futures):
+                item = item_of.pop(future)
+                try:
+                    yield item, future.result()
+                except self.distributed.KilledWorker:
+                    yield item, None
+        finally:
+            self.client.cancel(list(item_of))
+
+    def close(self) -> None:
+        self.client.close()
+        if self.cluster is not None:
+            self.cluster.close()
+
+
+def died(times: int) -> RunError:
+    return RunError(f"ended its worker {times} times (out of memory?)")
