@@ -4,8 +4,8 @@ $$ x_{nk} = x_n + P\Big(\delta_k - \sum_j p_j \delta_j\Big), \qquad
    p = \mathrm{softmax}(\text{logits}), \qquad \alpha_{nk} = \alpha_n p_k $$
 
 Children average to their node whatever the network says, and every node agrees with $y$. The root
-is $\mathrm{naive}(y) + P\,\overline{\delta}$ of a call at level 0, to which the region is all that $y$
-leaves open: it does not depend on what is asked.
+is $\mathrm{naive}(y) + P\,\overline{\delta}$ of a call at level 0, to which the region is all that
+$y$ leaves open: it does not depend on what is asked.
 
 Deviation: the paper's network emits all leaves at once, and its tree speaks for the whole picture.
 """
