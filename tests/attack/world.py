@@ -36,7 +36,7 @@ attention = []
 blocks = 1
 log_every = 5
 """
-VOLATILE = ("seconds", "seconds_per_image", "seconds_of_groups", "wall_seconds",
+VOLATILE = ("commit", "seconds", "seconds_per_image", "seconds_of_groups", "wall_seconds",
             "training_seconds", "peak_bytes")  # fmt: skip
 
 

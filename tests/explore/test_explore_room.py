@@ -125,3 +125,21 @@ def test_a_warning_and_the_tree_are_seen_without_scrolling(
     for box in shown:
         assert note["y"] + note["height"] <= box["y"]
         assert box["y"] + box["height"] <= height
+
+
+@pytest.mark.parametrize(("width", "height"), [(1400, 900), (768, 1024), (400, 800)])
+def test_a_refusal_is_read_whole_beside_what_may_be_ticked(
+    visit: Callable[..., Any], served: str, tmp_path: Path, width: int, height: int
+) -> None:
+    Image.new("L", (300, 200), 40).save(tmp_path / f"{'a photo of a shop ' * 3}.png")
+    opened = visit(served, width, height, expected="status of 422")
+    opened.wait_for_selector("body.ready")
+    opened.locator("#file").set_input_files(next(tmp_path.glob("*.png")))
+    opened.wait_for_selector("#message.problem:not([hidden])")
+    assert opened.locator("#own").is_visible()
+    for name in ("message", "resize"):
+        is_seen = """e => { const b = e.getBoundingClientRect();
+            return [[b.left + 3, b.top + 3], [b.right - 3, b.bottom - 3]]
+                .every(([x, y]) => e.contains(document.elementFromPoint(x, y))); }"""
+        assert opened.locator(f"#{name}").evaluate(is_seen), name
+    assert opened.locator("#message").evaluate("n => n.scrollHeight <= n.clientHeight + 1")

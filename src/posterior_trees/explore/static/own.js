@@ -91,6 +91,7 @@ async function ask(blob, title, { isSketch = false, hole = null } = {}) {
     const isDown = error instanceof TypeError;
     if (mine === latest) {
       say(isDown ? "The server does not answer: is `ptrees explore` still running?" : error.message, true);
+      if (!isSketch) $("invert-label").scrollIntoView({ block: "nearest" }); // what may be ticked
     }
   } finally {
     if (mine === latest) document.body.classList.remove("waiting");

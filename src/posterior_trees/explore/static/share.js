@@ -172,7 +172,7 @@ export function say(words, isProblem = false) {
   $("message").classList.toggle("problem", isProblem);
   $("message").hidden = false;
   clearTimeout(quiet);
-  quiet = setTimeout(hush, isProblem ? 9000 : 2500);
+  if (!isProblem) quiet = setTimeout(hush, 2500);
 }
 
 const KEEPERS = {
