@@ -4,6 +4,7 @@ import json
 import os
 import re
 import signal
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +23,7 @@ from posterior_trees import (
     TreePredictor,
     UNet,
     cli,
+    load,
 )
 from posterior_trees.data import ImageSet
 from posterior_trees.data.facts import brightness_range
@@ -494,6 +496,32 @@ def test_killed_at_any_moment_each_result_is_there_or_not(
     assert not [path for path in tmp_path.rglob("*") if ".stage" in path.name]
     if moment == "replacing":
         assert (out / "a" / "notes.txt").read_text() == "somebody's"
+
+
+@pytest.mark.parametrize("is_new", [True, False])
+def test_of_two_at_once_one_writes_and_its_tables_are_its_own(
+    is_new: bool, tmp_path: Path, capsys
+) -> None:
+    """The other is told who writes, before it does anything; also where the folder is not there."""
+    file, out, said = save(tmp_path / "a.png", noise(28, 28)), tmp_path / "new" / "out", []
+    line = ["predict", "digits", str(file), "--out", str(out)]
+
+    def another(made: Answer, folder: Path, facts: dict) -> None:
+        thread = threading.Thread(target=refused, daemon=True)
+        thread.start()
+        thread.join()
+
+    def refused() -> None:
+        with pytest.raises(SystemExit):
+            cli.main(line)
+        said.append(capsys.readouterr().err)
+
+    if not is_new:
+        cli.main(line)
+    predict_files(load("digits"), [file], out, also=another)
+    assert f"{out} is being written by process {os.getpid()}, since" in said[0]
+    cli.main(line)
+    assert len((out / "fields.csv").read_text().splitlines()) == 2
 
 
 def test_the_command_prints_no_line_where_it_wrote_nothing(tmp_path: Path, capsys) -> None:

@@ -24,10 +24,11 @@ _held: dict[Path, int] = {}
 
 
 @contextmanager
-def hold(folder: str | PathLike[str]) -> Generator[None, None, None]:
+def hold(folder: str | PathLike[str], called: Path | None = None) -> Generator[None, None, None]:
     """Keep others out of a folder, which is made if it is not there; raises `RunError` at once if
-    somebody holds it. A thread may hold a folder that it holds already. Of processes that train
-    together the first one holds it. A folder that was made here and stays empty goes again."""
+    somebody holds it (the message calls it `called`). A thread may hold a folder that it holds
+    already. Of processes that train together the first one holds it. A folder that was made here
+    and stays empty goes again."""
     path = Path(folder).resolve()
     if not is_first_process() or _held.get(path) == threading.get_ident():
         yield
@@ -38,7 +39,7 @@ def hold(folder: str | PathLike[str]) -> Generator[None, None, None]:
         path.mkdir(parents=True, exist_ok=True)
         lock.acquire(timeout=0)
     except Timeout:
-        raise RunError(_describe(Path(folder))) from None
+        raise RunError(_describe(path, called or folder)) from None
     except (OSError, NotImplementedError) as error:  # some network drives have no locks
         if not path.is_dir() or not os.access(path, os.W_OK):
             verb = "write into" if path.is_dir() else "make"
@@ -69,12 +70,12 @@ def is_first_process() -> bool:
     return os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0")) == "0"
 
 
-def _describe(folder: Path) -> str:
+def _describe(folder: Path, called: str | PathLike[str]) -> str:
     who = "another process"
     with suppress(OSError, ValueError, LookupError, TypeError):
         note = json.loads((folder / HOLDER).read_text(encoding="utf-8"))
         began = time.strftime("%H:%M:%S on %Y-%m-%d", time.localtime(note["since"]))
         who = f"process {int(note['pid'])}, since {began}"
     return (
-        f"{folder} is being written by {who}: wait for its end, stop it, or choose another folder"
+        f"{called} is being written by {who}: wait for its end, stop it, or choose another folder"
     )

@@ -1,60 +1,53 @@
 """Results that appear whole or not at all, one by one, whatever ends the work.
 
-Each is made in a hidden folder on the same disk, the stage, and then renamed. A process holds its
-stage (`lock.py`), so that what one that was killed has left can be told and cleared away.
+Each is made in a hidden folder on the same disk, the stage, and then renamed. One process at a time
+holds the stage of a folder (`lock.py`), because they would write into the same tables; what one
+that was killed has left on it is cleared away.
 """
 
 import os
 import shutil
-import threading
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from os import PathLike
 from pathlib import Path
 
-from posterior_trees.errors import RunError
 from posterior_trees.lock import hold
 
 OWN = ("node_*.png", "count*", "picture.png", "tree.*")
 """Files of a result; others in its folder are somebody's."""
+OLD = ".old"
+"""Where on the stage a result lies while another takes its place."""
 
 
 @contextmanager
 def stage(out: str | PathLike[str]) -> Generator[Path, None, None]:
     """A hidden folder for what is to come into the folder `out`, which is made when that is put
-    there."""
-    out = Path(out)
-    near = [place for place in (out.absolute(), *out.absolute().parents) if place.exists()]
-    beside = near[0]
-    if not beside.is_dir() or not os.access(beside, os.W_OK):
+    there: inside `out`, or where it will be. Raises `RunError` if somebody else has one."""
+    whole = Path(out).absolute()
+    near = [place for place in (whole, *whole.parents) if place.exists()]
+    if not near[0].is_dir() or not os.access(near[0], os.W_OK):
         raise OSError(f"cannot make the folder {out}: choose another --out")
-    for left in [left for folder in near for left in folder.glob(f".{out.name}.*.stage")]:
-        _clear(left)
-    place = beside / f".{out.name}.{os.getpid()}-{threading.get_ident()}.stage"
-    try:
-        with hold(place):
-            place.mkdir(exist_ok=True)
-            yield place
-    finally:
-        shutil.rmtree(place, ignore_errors=True)
+    places = [at / ".".join(["", *whole.relative_to(at).parts, "stage"]) for at in near]
+    with ExitStack() as held:
+        for place in [places[0], *(place for place in places[1:] if place.exists())]:
+            held.enter_context(hold(place, Path(out)))
+            held.callback(_clear, place, whole)
+            _bring_back(place, whole)
+        places[0].mkdir(exist_ok=True)
+        yield places[0]
 
 
 def put(part: Path, folder: Path) -> None:
     """Give `folder` the files of `part`, at once; of those that were there, other people's stay."""
     folder.parent.mkdir(parents=True, exist_ok=True)
-    old = part.with_name(part.name + ".old")
-    while True:
-        if folder.exists():
-            _keep_others(folder, part)
-            os.rename(folder, old)
-        try:
-            os.rename(part, folder)
-            break
-        except OSError:
-            if not folder.exists():
-                raise  # else another process was faster: ours is the later one
-        finally:
-            shutil.rmtree(old, ignore_errors=True)
+    old = part.parent / OLD / part.name
+    if folder.exists():
+        _keep_others(folder, part)
+        old.parent.mkdir(exist_ok=True)
+        os.rename(folder, old)
+    os.rename(part, folder)
+    shutil.rmtree(old, ignore_errors=True)
 
 
 def put_file(file: Path, folder: Path) -> None:
@@ -72,14 +65,13 @@ def _keep_others(folder: Path, part: Path) -> None:
             shutil.copy2(entry, part / entry.name, follow_symlinks=False)
 
 
-def _clear(left: Path) -> None:
-    """Remove what a process that is no more has left; a folder it was replacing comes back."""
-    try:
-        with hold(left):
-            for old in left.glob("*.old"):
-                home = left.parent / old.name.removesuffix(".old")
-                if not home.exists():
-                    os.rename(old, home)
-    except RunError:
-        return  # somebody's who works at this moment
-    shutil.rmtree(left, ignore_errors=True)
+def _bring_back(place: Path, out: Path) -> None:
+    """A result that was being replaced comes back, where no other took its place."""
+    for old in (place / OLD).glob("*"):
+        if not (out / old.name).exists():
+            os.rename(old, out / old.name)
+
+
+def _clear(place: Path, out: Path) -> None:
+    _bring_back(place, out)
+    shutil.rmtree(place, ignore_errors=True)
