@@ -230,7 +230,7 @@ def test_unfitting_companions_are_named() -> None:
         page(trees, inputs=torch.rand(3, 1, 6, 5))
     with pytest.raises(ValueError, match="1 name for 2 trees"):
         page(trees, inputs=inputs_of(trees), names=["one"])
-    with pytest.raises(ValueError, match="inputs have 4 channels"):
+    with pytest.raises(ValueError, match="inputs: 4 channels"):
         page(trees, inputs=torch.rand(2, 4, 6, 5))
     with pytest.raises(ValueError, match=r"truths have shape \(1, 5, 6\), nodes \(1, 6, 5\)"):
         page(trees, inputs=inputs_of(trees), truths=torch.rand(2, 1, 5, 6))

@@ -162,7 +162,7 @@ def test_unfitting_companions_are_named() -> None:
     tree = make_tree()
     with pytest.raises(ValueError, match="y holds 2 images, the tree 1"):
         draw(tree, y=torch.rand(2, 1, 6, 5))
-    with pytest.raises(ValueError, match="x has 2 channels"):
+    with pytest.raises(ValueError, match="x: 2 channels"):
         draw(tree, x=torch.rand(1, 2, 6, 5))
     with pytest.raises(ValueError, match="path names 2 nodes; in a tree of depth 2"):
         draw(tree, path=torch.zeros(1, 2, dtype=torch.long))

@@ -4,6 +4,9 @@ The command line and the explorer's server turn these (and `OSError`) into messa
 is a bug: it shows its traceback.
 """
 
+from importlib import import_module
+from typing import Any
+
 
 class PosteriorTreesError(Exception):
     """A deliberate refusal.
@@ -50,6 +53,17 @@ class GuaranteeError(InputError):
 
 class MeasureError(GuaranteeError):
     """A measure without a promise, or one that fails on an image."""
+
+
+def need(module: str, purpose: str, extra: str) -> Any:
+    """An optional package; without it the message says what to install."""
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise MissingError(
+            f"{purpose} needs {error.name}, which is not installed: "
+            f'pip install "posterior-trees[{extra}]"'
+        ) from None
 
 
 def plural(number: int, thing: str) -> str:

@@ -26,6 +26,8 @@ from matplotlib.patches import Rectangle
 from torch import Tensor
 
 from posterior_trees.errors import InputError, plural
+from posterior_trees.explore.content import check_images
+from posterior_trees.imaging.pixels import visible
 from posterior_trees.store import whole
 from posterior_trees.tree import Tree, level_sizes
 
@@ -168,7 +170,8 @@ class _Sheet:
             left = MARGIN + number * (width + self.plan.gap)
             top = self.offset + self.plan.top(0)
             _write(self.canvas, left + width / 2, top - 0.05, label)
-            self._place(left, top, _to_pixels(image, f"{label} of image {self.row}"), INK, 0.5)
+            pixels = visible(image, f"{label} of image {self.row}", "a figure")
+            self._place(left, top, pixels, INK, 0.5)
 
     def draw_nodes(self, tree: Tree, path: list[int] | None) -> None:
         width, height = self.plan.image
@@ -189,7 +192,7 @@ class _Sheet:
                 _write(self.canvas, middle, top - 0.05, f"{prob:.2f}" if level else "Mean")
                 on_path = path is not None and path[level] == node
                 color, line = (HIGHLIGHT, 1.8) if on_path else (INK, 0.5)
-                image = _to_pixels(tree.images[level][0, node], what)
+                image = visible(tree.images[level][0, node], what, "a figure")
                 self._place(left, top, image, color, line)
 
     def draw_edges(self, tree: Tree, path: list[int] | None) -> None:
@@ -238,28 +241,8 @@ def _write(
     )
 
 
-def _to_pixels(image: Float[Tensor, "c h w"], what: str) -> np.ndarray:
-    """Grey `(h, w)` or colour `(h, w, 3)` values in [0, 1]."""
-    values = image.detach().cpu().double().numpy()
-    bad = int(np.size(values) - np.isfinite(values).sum())
-    if bad:
-        raise InputError(
-            f"{what} has {bad} NaN or infinite pixels of {values.size}; "
-            "a figure needs finite values: look for a training run that diverged"
-        )
-    values = values.clip(0.0, 1.0)
-    return values[0] if len(values) == 1 else values.transpose(1, 2, 0)
-
-
 def _check(trees: Tree, *, y, x, path, names) -> None:
-    if len(trees.shape) != 3:
-        raise InputError(f"nodes have shape {tuple(trees.shape)}; a figure draws images (c, h, w)")
-    for name, batch in {"tree": trees.root, "y": y, "x": x}.items():
-        if batch is not None and batch.shape[1] not in (1, 3):
-            raise InputError(
-                f"{name} has {plural(batch.shape[1], 'channel')}; a figure draws 1 (grey) or 3 "
-                "(RGB)"
-            )
+    check_images(trees, {"the tree": trees.root, "y": y, "x": x}, "a figure draws")
     for name, batch in {"y": y, "x": x, "path": path, "names": names}.items():
         if batch is not None and len(batch) != len(trees):
             raise InputError(

@@ -13,7 +13,6 @@ PAPER = (
     "Nehme, Mulayoff and Michaeli, Hierarchical Uncertainty Exploration via Feedforward Posterior "
     "Trees, NeurIPS 2024"
 )
-DIGITS = "Digits: MNIST by Yann LeCun, Corinna Cortes and Christopher J.C. Burges"
 
 
 def sample_digits(count: int | None = None) -> Float[Tensor, "n 1 28 28"]:

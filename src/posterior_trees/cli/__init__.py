@@ -11,36 +11,13 @@ from contextlib import AbstractContextManager, nullcontext
 from importlib import import_module
 from importlib.util import find_spec
 
-from posterior_trees.cli import (
-    calibrate,
-    card,
-    demo,
-    evaluate,
-    explore,
-    export,
-    figure,
-    images,
-    inspect,
-    predict,
-    train,
-)
 from posterior_trees.cli.hardware import check_hardware
 from posterior_trees.cli.parser import Parser
 from posterior_trees.errors import words_for
 
-COMMANDS = (
-    demo,
-    images,
-    train,
-    evaluate,
-    calibrate,
-    figure,
-    inspect,
-    predict,
-    explore,
-    export,
-    card,
-)
+FILES = ("demo", "images", "train", "evaluate", "calibrate", "figure", "inspect", "predict",
+         "explore", "export", "card")  # fmt: skip
+"""Of the commands, in the order in which the help lists them."""
 REPRODUCTION = "posterior_trees_paper"
 PAPER = ("baseline", "bench", "compare", "reproduce", "study", "toy")
 """The commands of the reproduction, which come with a checkout and not with a wheel."""
@@ -86,8 +63,8 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=_version())
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for module in COMMANDS:
-        module.add(commands)
+    for file in FILES:
+        import_module(f"{__name__}.{file}").add(commands)
     if find_spec(REPRODUCTION):
         import_module(f"{REPRODUCTION}.cli").add(commands)
     else:

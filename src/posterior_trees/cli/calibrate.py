@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from posterior_trees.cli.model import add_model, load_model
 from posterior_trees.cli.options import add_data, add_device, add_limit, add_split, count
+from posterior_trees.errors import GuaranteeError
 
 if TYPE_CHECKING:
     from posterior_trees.guarantee.certificate import Guarantee
@@ -54,7 +55,7 @@ def run(arguments: argparse.Namespace) -> None:
     from posterior_trees.store import make_folder_of
 
     if arguments.model in list_models() and not arguments.out:
-        raise _refusal(f"{arguments.model} is everybody's: give --out FILE for a copy")
+        raise GuaranteeError(f"{arguments.model} is everybody's: give --out FILE for a copy")
     for file in (arguments.out, arguments.report):
         if file:
             make_folder_of(file)
@@ -102,7 +103,7 @@ def load_unseen(arguments: argparse.Namespace, recipe: Any, split: str) -> Any:
         return images
     trained = set(list_names(recipe.data, arguments.data, "train"))
     if seen := sorted({image_of(name) for name in images.names} & trained):
-        raise _refusal(f"{len(seen)} of the {split} images were trained on, first {seen[0]}")
+        raise GuaranteeError(f"{len(seen)} of the {split} images were trained on, first {seen[0]}")
     return images
 
 
@@ -152,9 +153,3 @@ def report(arguments: argparse.Namespace, guarantee: "Guarantee", judged: Any) -
     title += f" in {guarantee.groups} groups" if guarantee.groups else ""
     draw_report(arguments.report, found, title)
     print(f"trees by themselves: {found.verdict} (z = {found.z:+.1f})", file=sys.stderr)
-
-
-def _refusal(text: str) -> Exception:
-    from posterior_trees.errors import GuaranteeError
-
-    return GuaranteeError(text)

@@ -42,7 +42,11 @@ def run_export(arguments: argparse.Namespace) -> None:
     dtype = getattr(torch, arguments.dtype or "bfloat16")
     predictor, recipe = load_model(arguments, "cpu"), load_recipe(arguments.model)
     export_model(arguments.out, predictor, recipe, dtype=dtype, scores=scores)
-    print(f"{arguments.out} ({arguments.out.stat().st_size / 1e6:.1f} MB)")
+    print(describe(arguments.out))
+
+
+def describe(file: Path) -> str:
+    return f"{file} ({file.stat().st_size / 1e6:.1f} MB)"
 
 
 def read_scores(file: Path) -> dict[str, Any]:
@@ -67,8 +71,7 @@ def export_onnx(arguments: argparse.Namespace, scores: dict | None) -> None:
         raise InputError("--scores go into the card of a safetensors file: use --out")
     predictor = load_model(arguments, "cpu")
     save_onnx(predictor, arguments.onnx)
-    print(f"{arguments.onnx} ({arguments.onnx.stat().st_size / 1e6:.1f} MB)")
-    print(describe_graph(predictor))
+    print(describe(arguments.onnx), describe_graph(predictor), sep="\n")
 
 
 def export_bioimageio(arguments: argparse.Namespace) -> None:
@@ -77,5 +80,4 @@ def export_bioimageio(arguments: argparse.Namespace) -> None:
 
     adjustment = Adjustment.of(arguments.levels, arguments.gamma, False)
     save_bioimageio(load_model(arguments, "cpu"), arguments.bioimageio, adjustment)
-    size = arguments.bioimageio.stat().st_size / 1e6
-    print(f"{arguments.bioimageio} ({size:.1f} MB), tested as ONNX and as TorchScript")
+    print(f"{describe(arguments.bioimageio)}, tested as ONNX and as TorchScript")

@@ -27,13 +27,6 @@ def run_figure(arguments: argparse.Namespace) -> None:
     from posterior_trees.evaluation.examples import save_examples
 
     recipe, predictor, images = load_judged(arguments)
-    save_examples(
-        arguments.out,
-        predictor,
-        images,
-        indices=arguments.images or None,
-        count=arguments.limit,
-        seed=recipe.seed,
-        is_closer=arguments.closer,
-    )
+    options = {"count": arguments.limit, "seed": recipe.seed, "is_closer": arguments.closer}
+    save_examples(arguments.out, predictor, images, indices=arguments.images or None, **options)
     print(arguments.out)

@@ -37,12 +37,7 @@ def run_inspect(arguments: argparse.Namespace) -> None:
 def describe(path: Path, plane: "Plane") -> str:
     """What a file holds, and which plane of it `ptrees predict` would take."""
     from posterior_trees.errors import DataError
-    from posterior_trees.imaging.source import (
-        choose_plane,
-        name_channels,
-        open_any,
-        with_axes,
-    )
+    from posterior_trees.imaging.source import choose_plane, name_channels, open_any, with_axes
 
     try:
         stack = with_axes(open_any(path, plane), plane.axes)

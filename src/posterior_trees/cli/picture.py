@@ -68,8 +68,8 @@ def add_plane(parser: argparse.ArgumentParser) -> None:
                         "groups well and site [_A01_s1]")  # fmt: skip
 
 
-def make_plane(arguments: argparse.Namespace, hint: str = "") -> "Plane":
-    """The plane that the options mean; `hint` is what the model calls its input."""
+def make_plane(arguments: argparse.Namespace) -> "Plane":
+    """The plane that the options mean."""
     from posterior_trees.errors import InputError
     from posterior_trees.imaging.source import Plane
 
@@ -79,5 +79,4 @@ def make_plane(arguments: argparse.Namespace, hint: str = "") -> "Plane":
         if letter.lower() not in ("t", "z") or not number.isdecimal():
             raise InputError(f"--at {text}: write t=0 or z=0, planes count from 0")
         at[letter.upper()] = int(number)
-    return Plane(arguments.axes, arguments.channel, arguments.series, at, arguments.pixel_size,
-                 hint)  # fmt: skip
+    return Plane(arguments.axes, arguments.channel, arguments.series, at, arguments.pixel_size)

@@ -6,9 +6,11 @@ be asked. `docs/data.md` tells how each set was prepared.
 
 import itertools
 from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
 
-from posterior_trees.assets import DIGITS
+import msgspec
+
 from posterior_trees.data.archive import is_image
 
 
@@ -31,76 +33,8 @@ class KnownSet:
     """What a model of it says of itself: see `models/card.py`."""
 
 
-KNOWN = (
-    KnownSet(
-        name="mnist",
-        kind="idx",
-        what="MNIST handwritten digits, 28×28 grey, 60,000 + 10,000",
-        obtain="run `ptrees data --data DIR --download mnist`, DIR being the data folder",
-        terms="no formal licence; commonly given as CC BY-SA 3.0",
-        takes="handwritten digits",
-        prepare="28×28, white on black; --digit finds the digit in a photograph",
-        credit=DIGITS,
-        samples="digits",
-        importer="digit",
-    ),
-    KnownSet(
-        name="faces256",
-        kind="images",
-        what="aligned celebrity faces, 256×256 RGB (CelebA-HQ or alike)",
-        obtain="obtain CelebA-HQ and resize it to 256×256",
-        terms="non-commercial research only",
-        takes="one face from the front, cut around its eyes and mouth",
-        prepare="mark both eyes, on the page or by --align; colour becomes grey by itself",
-        unfit="telling who somebody is, or what somebody looked like: its answers are faces of "
-        "celebrities",
-        importer="eyes",
-    ),
-    KnownSet(
-        name="more_faces128",
-        kind="images",
-        what="more such faces for training only (`data.extra`), 128×128 RGB",
-        obtain="cut other CelebA faces to the frame of `faces256` and resize them to 128×128; "
-        "leave out those that are in it",
-        terms="non-commercial research only",
-    ),
-    KnownSet(
-        name="cats256",
-        kind="images",
-        what="cats of AFHQ v2, 256×256 RGB",
-        obtain="obtain AFHQ v2 and resize its cats to 256×256",
-        terms="CC BY-NC 4.0",
-        takes="the head of one cat from the front",
-        prepare="mark both eyes, on the page or by --align; colour becomes grey by itself",
-        unfit="finding out which colours a certain cat has",
-        importer="eyes",
-    ),
-    KnownSet(
-        name="shoes128",
-        kind="images",
-        what="shoe photos (UT Zappos50K, edges2shoes), 128×128 RGB",
-        obtain="obtain the photos and resize them to 128×128",
-        terms="academic, non-commercial use",
-        takes="thin black lines of one shoe from its side, on white",
-        prepare="a drawing, on the page or by --lines: thick or thin, dark on light or light on "
-        "dark",
-        unfit="judging a design: it knows shoes as a shop showed them",
-        samples="shoes",
-        importer="lines",
-    ),
-    KnownSet(
-        name="cells_actin_dna",
-        kind="pairs",
-        what="BBBC022 cells, actin/Golgi and DNA stain, 260×348 grey, 2×2 binned",
-        obtain="obtain BBBC022 and bin it",
-        terms="CC0",
-        takes="actin of U2OS cells at 20×, binned 2×2",
-        prepare="--levels, --gamma and --scale bring it to the training's values (docs/cells.md)",
-        unfit="diagnosis, or counting without your own check",
-        samples="cells",
-        channels=("actin_golgi", "dna"),
-    ),
-)
+FILE = resources.files("posterior_trees.data") / "known.toml"
+KNOWN = msgspec.toml.decode(FILE.read_bytes(), type=dict[str, tuple[KnownSet, ...]])["sets"]
 
 
 def find_known(name: str) -> KnownSet | None:

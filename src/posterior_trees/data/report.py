@@ -37,7 +37,11 @@ class Row:
 def status(folder: str | os.PathLike[str]) -> list[Row]:
     """A row for each set the recipes know, then one for each other set in the folder."""
     folder = Path(folder)
-    return [_known_row(folder, known) for known in KNOWN] + _own_rows(folder)
+    rows = [_known_row(folder, known) for known in KNOWN]
+    entries = folder.iterdir() if folder.is_dir() else ()
+    names = {e.name.removesuffix(".tar") for e in entries if e.is_dir() or e.suffix == ".tar"}
+    own = (name for name in sorted(names) if not (find_known(name) or name.startswith(".")))
+    return rows + [row for name in own if (row := _own_row(folder, name))]
 
 
 def report(folder: str | os.PathLike[str]) -> Table:
@@ -78,22 +82,8 @@ def _count(folder: Path, known: KnownSet) -> tuple[int, str]:
     archive = open_archive(folder, known.name)
     if archive is None:
         return 0, ""
-    if known.kind == "pairs":
-        return len(list_pairs(archive, *known.channels)), str(archive.where)
-    return len(archive.names), str(archive.where)
-
-
-def _own_rows(folder: Path) -> list[Row]:
-    names = set()
-    if folder.is_dir():
-        for entry in folder.iterdir():
-            if entry.is_dir() or entry.suffix == ".tar":
-                names.add(entry.name.removesuffix(".tar"))
-    rows = []
-    for name in sorted(names):
-        if find_known(name) is None and not name.startswith("."):
-            rows.append(_own_row(folder, name))
-    return [row for row in rows if row is not None]
+    images = list_pairs(archive, *known.channels) if known.kind == "pairs" else archive.names
+    return len(images), str(archive.where)
 
 
 def _own_row(folder: Path, name: str) -> Row | None:
@@ -107,10 +97,4 @@ def _own_row(folder: Path, name: str) -> Row | None:
         return None
     tops = sorted({file.split("/")[0] for file in archive.names if "/" in file})
     what = f"folders {', '.join(tops[:6])}{' …' if len(tops) > 6 else ''}" if tops else "images"
-    return Row(
-        name=name,
-        state="yours",
-        what=what,
-        images=len(archive.names),
-        where=str(archive.where),
-    )
+    return Row(name, "yours", what, len(archive.names), str(archive.where))

@@ -39,6 +39,7 @@ from PIL import Image
 from torch import Tensor
 
 from posterior_trees.errors import InputError, plural
+from posterior_trees.imaging.pixels import visible
 from posterior_trees.imaging.size import shrink
 from posterior_trees.tree import Tree
 
@@ -136,17 +137,8 @@ def _values(tree: Tree, measure: Measure, title: str) -> list[float | None]:
 
 def to_png(image: Float[Tensor, "c h w"], what: str, side: int | None = None) -> str:
     """An image, shrunk to `side` pixels if it is larger, as the data URL of an 8-bit PNG."""
-    image = shrink(image, side) if side else image
-    values = image.detach().cpu().double().numpy()
-    bad = int(values.size - np.isfinite(values).sum())
-    if bad:
-        raise InputError(
-            f"{what} has {bad} NaN or infinite pixels of {values.size}; "
-            "a page needs finite values: look for a training run that diverged"
-        )
-    pixels = (values.clip(0.0, 1.0) * 255).round().astype(np.uint8)
-    picture = Image.fromarray(pixels[0] if len(pixels) == 1 else pixels.transpose(1, 2, 0).copy())
-    return png_url(picture)
+    values = visible(shrink(image, side) if side else image, what, "a page")
+    return png_url(Image.fromarray((values * 255).round().astype(np.uint8, order="C")))
 
 
 def png_url(picture: Image.Image) -> str:
@@ -155,16 +147,20 @@ def png_url(picture: Image.Image) -> str:
     return "data:image/png;base64," + base64.b64encode(stream.getvalue()).decode("ascii")
 
 
+def check_images(trees: Tree, batches: Mapping[str, Tensor | None], who: str) -> None:
+    """Refuse what is not grey or in colour; `who` says what takes only that."""
+    if len(trees.shape) != 3:
+        raise InputError(f"nodes have shape {tuple(trees.shape)}; {who} images (c, h, w)")
+    for name, batch in batches.items():
+        if batch is not None and batch.shape[1] not in (1, 3):
+            channels = plural(batch.shape[1], "channel")
+            raise InputError(f"{name}: {channels}; {who} 1 (grey) or 3 (RGB)")
+
+
 def _check(trees: Tree, *, inputs, truths, names, rivals: Mapping[str, Tree]) -> None:
     if len(trees) == 0:
         raise InputError("the batch holds no trees; a page needs at least one")
-    if len(trees.shape) != 3:
-        raise InputError(f"nodes have shape {tuple(trees.shape)}; a page shows images (c, h, w)")
-    for name, batch in {"trees": trees.root, "inputs": inputs, "truths": truths}.items():
-        if batch is not None and batch.shape[1] not in (1, 3):
-            raise InputError(
-                f"{name} have {batch.shape[1]} channels; a page shows 1 (grey) or 3 (RGB)"
-            )
+    check_images(trees, {"trees": trees.root, "inputs": inputs, "truths": truths}, "a page shows")
     for name, batch in {"inputs": inputs, "truths": truths, "names": names}.items():
         if batch is not None and len(batch) != len(trees):
             have = plural(len(batch), name.removesuffix("s"))

@@ -10,7 +10,7 @@ branches match; so the description has no halo, and says that a picture is predi
 
 import tempfile
 import warnings
-from importlib import import_module
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,8 @@ from jaxtyping import Float
 from PIL import Image
 from torch import Tensor, nn
 
-from posterior_trees.errors import InputError, MissingError
+from posterior_trees.assets import PAPER
+from posterior_trees.errors import InputError, MissingError, need
 from posterior_trees.export.onnx import OPSET, check, trace
 from posterior_trees.imaging.adjust import Adjustment
 from posterior_trees.predictor import TreePredictor, evaluating
@@ -29,10 +30,6 @@ from posterior_trees.store import write_bytes
 
 LEAST = 64
 """The smallest side that the package takes."""
-CITE = (
-    "Nehme, Mulayoff, Michaeli: Hierarchical Uncertainty Exploration via Feedforward Posterior "
-    "Trees, NeurIPS 2024"
-)
 LICENCES = {"CC0": "CC0-1.0", "CC BY-SA 3.0": "CC-BY-SA-3.0", "CC BY-NC 4.0": "CC-BY-NC-4.0"}
 """SPDX names of terms that a model may state."""
 
@@ -145,7 +142,7 @@ def _describe(predictor: TreePredictor, adjustment: Adjustment, folder: Path, sp
         name=f"Posterior tree {predictor.name or 'of my own'}".replace("_", " "),
         description="A tree of answers: the mean, its branches, and their probabilities",
         authors=[v.Author(name="The Posterior Trees developers")],
-        cite=[v.CiteEntry(text=CITE, doi="10.48550/arXiv.2405.15719")],
+        cite=[v.CiteEntry(text=PAPER, doi="10.48550/arXiv.2405.15719")],
         license=licence,
         documentation=v.FileDescr(source=folder / "README.md"),
         covers=[v.FileDescr(source=folder / "cover.png")],
@@ -242,15 +239,8 @@ def _check_pydantic(version: str) -> None:
 
 
 def _import() -> dict[str, Any]:
-    try:
-        import pydantic
-
-        _check_pydantic(pydantic.VERSION)
-        core, spec = import_module("bioimageio.core"), import_module("bioimageio.spec")
-        v0_5 = import_module("bioimageio.spec.model.v0_5")
-    except ImportError as error:
-        raise MissingError(
-            f"writing bioimage.io packages needs {error.name}, which is not installed: "
-            'pip install "posterior-trees[bioimageio]"'
-        ) from None
+    find = partial(need, purpose="writing bioimage.io packages", extra="bioimageio")
+    _check_pydantic(find("pydantic").VERSION)
+    core, spec = find("bioimageio.core"), find("bioimageio.spec")
+    v0_5 = find("bioimageio.spec.model.v0_5")
     return {"v0_5": v0_5, "save": spec.save_bioimageio_package, "test": core.test_model}

@@ -30,7 +30,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from posterior_trees.errors import InputError, MissingError
+from posterior_trees.errors import InputError, need
 from posterior_trees.predictor import TreePredictor, evaluating
 from posterior_trees.store import write_bytes
 
@@ -151,13 +151,7 @@ def _free_axes(predictor: TreePredictor) -> dict[int, Any]:
 
 def check(predictor: TreePredictor) -> None:
     for name in ("onnx", "onnxscript"):
-        try:
-            __import__(name)
-        except ImportError:
-            raise MissingError(
-                f"writing ONNX files needs {name}, which is not installed: "
-                'pip install ".[onnx]" in a checkout'
-            ) from None
+        need(name, "writing ONNX files", "onnx")
     if predictor.device.type != "cpu" or predictor.dtype != torch.float32:
         raise InputError(
             f"the predictor is {predictor.dtype} on {predictor.device}; export it from the CPU in "

@@ -18,6 +18,7 @@ from typing import Any
 
 from posterior_trees.assets import PAPER
 from posterior_trees.data.registry import find_known
+from posterior_trees.errors import plural
 from posterior_trees.predictor import Predictor, TreePredictor
 from posterior_trees.recipe import Recipe
 from posterior_trees.schema import Maybe
@@ -128,13 +129,21 @@ def title_of(predictor: Predictor) -> str:
     return f"Posterior trees: {task}" if task else "Posterior trees"
 
 
+def _rows(table: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
+    """The scores that a model has, by title: those that say their depth and mean."""
+    kinds = ((title, table.get(key) or ()) for key, title in TITLES.items())
+    found = {
+        title: [row for row in rows if {"depth", "mean"} <= row.keys()] for title, rows in kinds
+    }
+    return {title: rows for title, rows in found.items() if rows}
+
+
 def _scores(table: dict[str, Any]) -> str:
     """The scores by depth: `PSNR of the hidden part 14.4 / 15.5 / 16.0 dB, …`."""
     parts = []
-    for key, title in TITLES.items():
-        rows = [row for row in table.get(key) or () if {"depth", "mean"} <= row.keys()]
-        if means := [row["mean"] for row in rows if key != "nll" or row["depth"]]:
-            unit, digits = ("", 2) if key == "nll" else (" dB", 1)
+    for title, rows in _rows(table).items():
+        if means := [row["mean"] for row in rows if title != "NLL" or row["depth"]]:
+            unit, digits = ("", 2) if title == "NLL" else (" dB", 1)
             parts.append(f"{title} {' / '.join(f'{mean:.{digits}f}' for mean in means)}{unit}")
     if not parts:
         return ""
@@ -146,19 +155,15 @@ def _speed(facts: dict[str, Any]) -> str:
     if not facts:
         return ""
     height, width = facts["size"]
-    cores = f"{facts['threads']} thread{'s' if facts['threads'] > 1 else ''}"
+    cores = plural(facts["threads"], "thread")
     return f"{1000 * facts['seconds']:.0f} ms for {height}×{width} pixels on {cores} of a CPU"
 
 
 def _table(table: dict[str, Any]) -> list[str]:
     """The scores with their intervals, a row for each depth, where the model has them."""
-    kinds = {}
-    for key, title in TITLES.items():
-        rows = [row for row in table.get(key) or () if {"depth", "mean"} <= row.keys()]
-        if rows:
-            kinds[title] = {row["depth"]: row for row in rows}
-    if not kinds:
+    if not (found := _rows(table)):
         return []
+    kinds = {title: {row["depth"]: row for row in rows} for title, rows in found.items()}
     lines = [f"| depth | {' | '.join(kinds)} |", "|---" * (len(kinds) + 1) + "|"]
     for depth in sorted({depth for rows in kinds.values() for depth in rows}):
         cells = [_cell(rows.get(depth, {})) for rows in kinds.values()]

@@ -12,7 +12,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from posterior_trees.errors import MissingError, ModelError
+from posterior_trees.errors import ModelError, need
 
 SCHEME = "hf://"
 FILE = "model.safetensors"
@@ -57,7 +57,7 @@ def read_address(text: str) -> Address:
 
 def fetch(text: str) -> Path:
     """The file of a model on the hub; fetched the first time, or when it is a newer one."""
-    address, hub = read_address(text), import_hub()
+    address, hub = read_address(text), need("huggingface_hub", "a model on a hub", "hub")
     return Path(
         _explained(
             address,
@@ -75,7 +75,7 @@ def fetch(text: str) -> Path:
 
 def push(file: str | PathLike[str], text: str, card: str) -> str:
     """Put a model and its card on the hub, both or neither; gives the address of what is there."""
-    address, hub = read_address(text), import_hub()
+    address, hub = read_address(text), need("huggingface_hub", "a model on a hub", "hub")
     if address.revision:
         raise ModelError(
             f"{text} names a revision: the hub makes the next one itself, leave it out"
@@ -131,14 +131,3 @@ def _cause(error: BaseException) -> str:
     while error.__cause__ is not None:
         error = error.__cause__
     return str(error).strip().partition("\n")[0] or type(error).__name__
-
-
-def import_hub() -> Any:
-    try:
-        import huggingface_hub
-    except ImportError:
-        raise MissingError(
-            "models on a hub need huggingface_hub, which is not installed: "
-            'pip install "posterior-trees[hub]"'
-        ) from None
-    return huggingface_hub

@@ -14,7 +14,7 @@ import threading
 import webbrowser
 from typing import Any
 
-from posterior_trees.errors import InputError, MissingError
+from posterior_trees.errors import InputError, need
 
 SECONDS_FOR_HEAD = 10.0
 WAITING = 128
@@ -46,13 +46,7 @@ def serve(app: Any, host: str, port: int, is_shown: bool = True) -> None:
 
 def make_server(app: Any) -> Any:
     """A uvicorn server that is patient with nobody."""
-    try:
-        import uvicorn
-    except ImportError:
-        raise MissingError(
-            "the explorer's server needs uvicorn, which is not installed: "
-            'pip install ".[explore]" in a checkout'
-        ) from None
+    uvicorn = need("uvicorn", "the explorer's server", "explore")
     settings = uvicorn.Config(
         app,
         http=impatient(),

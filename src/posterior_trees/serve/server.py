@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
-from posterior_trees.errors import MissingError, words_for
+from posterior_trees.errors import need, words_for
 from posterior_trees.explore.content import Measure
 from posterior_trees.explore.export import (
     SERVED,
@@ -63,7 +63,7 @@ def make_app(
 ) -> "FastAPI":
     """The web application of one model; `examples` (of `describe_trees`) are there from the start,
     `host` is the name it will be reached by, `reading` what the page proposes for files."""
-    fastapi = import_fastapi()
+    fastapi = need("fastapi", "the explorer's server", "explore")
     limits = limits or Limits()
     size = predictor.measurement.size or (examples[0]["size"] if examples else (1, 1))
     frame = frame_content(predictor.branching, size, title, model_card)
@@ -212,15 +212,3 @@ def describe_server(predictor: Predictor, limits: Limits, proposed: Reading) -> 
         "resize": proposed.resize,
         "scale": None if measurement.size else proposed.scale,
     }
-
-
-def import_fastapi() -> Any:
-    try:
-        import fastapi
-        import fastapi.responses
-    except ImportError as error:
-        raise MissingError(
-            f"the explorer's server needs {error.name}, which is not installed: "
-            'pip install ".[explore]" in a checkout'
-        ) from None
-    return fastapi
