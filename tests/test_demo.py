@@ -31,7 +31,9 @@ SCORES = {
 def untrained(about: dict | None = None):
     torch.manual_seed(0)
     recipe = parse_recipe('task = "digits_inpaint"\n[tree]\nbranching = 2\n[network]\nc_init = 1')
-    return build_predictor(recipe, about).eval()
+    predictor = build_predictor(recipe).eval()
+    predictor.about |= about or {}
+    return predictor
 
 
 @pytest.fixture(scope="module")

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -37,24 +38,14 @@ INK, FAINT, HIGHLIGHT = "#333333", "#aaaaaa", "#d55e00"
 SMALL_IMAGE = 64  # pixels; below this they are shown as squares, not smoothed
 
 
-def draw(
-    tree: Tree,
-    *,
-    y: Float[Tensor, "_ _ _ _"] | None = None,
-    x: Float[Tensor, "_ _ _ _"] | None = None,
-    path: Int[Tensor, "_ _"] | None = None,
-    title: str | None = None,
-) -> Figure:
-    """Draw the tree of one image, with its measurement `y` and truth `x` if they are given.
-
-    `path` holds node indices as `tree.descend(x)` returns them; that path is highlighted.
-    """
+def draw(tree: Tree, **options: Any) -> Figure:
+    """Draw the tree of one image; the options are those of `draw_grid`."""
     if len(tree) != 1:
         raise InputError(
             f"draw shows one image's tree, got a batch of {len(tree)}: "
             "choose one with tree[i], or use draw_grid"
         )
-    return draw_grid(tree, y=y, x=x, path=path, title=title)
+    return draw_grid(tree, **options)
 
 
 def draw_grid(
@@ -66,7 +57,9 @@ def draw_grid(
     names: Sequence[str] | None = None,
     title: str | None = None,
 ) -> Figure:
-    """Draw the trees of several images, one under the other; arguments as for `draw`."""
+    """Draw the trees of several images, one under the other, with their measurements `y` and
+    truths `x` if they are given. `path` holds node indices as `tree.descend(x)` returns them; that
+    path is highlighted."""
     _check(trees, y=y, x=x, path=path, names=names)
     plan = _Plan.of(trees, sides=(x is not None) + (y is not None), has_names=names is not None)
     top = MARGIN + (HEADING if title else 0.0)
@@ -82,27 +75,19 @@ def draw_grid(
             sheet.name(names[row])
         known = [("Truth", x), ("Input", y)]
         sheet.draw_sides([(label, b[row]) for label, b in known if b is not None])
-        sheet.draw_edges(tree, None if path is None else path[row].tolist())
-        sheet.draw_nodes(tree, None if path is None else path[row].tolist())
+        way = None if path is None else path[row].tolist()
+        sheet.draw_edges(tree, way)
+        sheet.draw_nodes(tree, way)
     return figure
 
 
-def save_figure(
-    tree: Tree,
-    file: str | PathLike[str],
-    *,
-    y: Float[Tensor, "_ _ _ _"] | None = None,
-    x: Float[Tensor, "_ _ _ _"] | None = None,
-    path: Int[Tensor, "_ _"] | None = None,
-    names: Sequence[str] | None = None,
-    title: str | None = None,
-    dpi: int = 200,
-) -> None:
-    """Write the figure of one or several trees; the extension chooses PNG, JPEG, SVG or PDF."""
+def save_figure(trees: Tree, file: str | PathLike[str], *, dpi: int = 200, **options: Any) -> None:
+    """Write the figure of one or several trees; the extension chooses PNG, JPEG, SVG or PDF, the
+    other options are those of `draw_grid`."""
     file = Path(file)
     if file.suffix.lower() not in FORMATS:
         raise InputError(f"cannot write {file}: a figure's name ends in {', '.join(FORMATS)}")
-    figure = draw_grid(tree, y=y, x=x, path=path, names=names, title=title)
+    figure = draw_grid(trees, **options)
     with whole(file) as part:
         figure.savefig(part, dpi=dpi)
 

@@ -52,7 +52,9 @@ def augment(
     if patch:
         images = _crop(images, patch, generator)
     if "affine" in names:
-        images = _affine(images, generator)
+        random = 2 * _uniform(images, 4, generator) - 1
+        angle, scale = random[:, 0] * math.radians(DEGREES), 1 + random[:, 1] * SCALE
+        images = transform(images, angle, scale, random[:, 2:] * SHIFT_PIXELS)
     if "flip" in names:
         images = _where(_coins(images, generator), images.flip(3), images)
     if "symmetries" in names:
@@ -78,12 +80,16 @@ def check_augmentations(names: Iterable[str], patch: int = 0) -> tuple[str, ...]
     return names
 
 
+def check_patch(patch: int, h: int, w: int) -> None:
+    if not 0 < patch <= min(h, w):
+        raise DataError(f"data.patch is {patch}, the images are {h}×{w}; use at most {min(h, w)}")
+
+
 def _crop(
     images: Float[Tensor, "b c h w"], patch: int, generator: torch.Generator | None
 ) -> Float[Tensor, "b c {patch} {patch}"]:
     h, w = images.shape[2:]
-    if not 0 < patch <= min(h, w):
-        raise DataError(f"data.patch is {patch}, the images are {h}×{w}; use at most {min(h, w)}")
+    check_patch(patch, h, w)
     free = torch.tensor([h - patch, w - patch], device=images.device)
     corner = (_uniform(images, 2, generator) * (free + 1)).long().minimum(free)
     window = torch.arange(patch, device=images.device)
@@ -98,16 +104,6 @@ def windows(
     number = torch.arange(len(images), device=images.device)
     picked = images[number[:, None, None], :, rows[:, :, None], columns[:, None, :]]
     return picked.permute(0, 3, 1, 2).contiguous()
-
-
-def _affine(
-    images: Float[Tensor, "b c h w"], generator: torch.Generator | None
-) -> Float[Tensor, "b c h w"]:
-    random = 2 * _uniform(images, 4, generator) - 1
-    angle = random[:, 0] * math.radians(DEGREES)
-    scale = 1 + random[:, 1] * SCALE
-    shift = random[:, 2:] * SHIFT_PIXELS
-    return transform(images, angle, scale, shift)
 
 
 def transform(

@@ -50,16 +50,12 @@ def download(
     fetched = []
     for key, checksum in checksums.items():
         file = f"{key}-ubyte.gz"
-        if not is_intact(target / file, checksum):
+        place = target / file
+        if not (place.is_file() and _checksum(place.read_bytes(), file) == checksum):
             raw = _fetch(file, checksum, mirrors, target)
-            write_bytes(make_folder_of(target / file), raw)
-            fetched.append(target / file)
+            write_bytes(make_folder_of(place), raw)
+            fetched.append(place)
     return fetched
-
-
-def is_intact(file: Path, checksum: str) -> bool:
-    """Is the file there, with the right contents?"""
-    return file.is_file() and _checksum(file.read_bytes(), file.name) == checksum
 
 
 def _fetch(file: str, checksum: str, mirrors: Sequence[str], target: Path) -> bytes:

@@ -41,7 +41,7 @@ from posterior_trees.data.shift import with_shift
 from posterior_trees.data.splits import check_split, empty, fingerprint, split_groups, split_names
 from posterior_trees.data.stream import StreamedImageSet
 from posterior_trees.errors import DataError
-from posterior_trees.imaging.decode import Header, fit
+from posterior_trees.imaging.decode import fit
 from posterior_trees.recipe.sections import DataSpec
 
 
@@ -83,19 +83,12 @@ def _list(
     archive = open_archive(folder, spec.name)
     if archive is None:
         raise DataError(what_to_put(spec.name, folder, spec.kind, (spec.inputs, spec.targets)))
+    is_paired = spec.kind == "pairs"
     pictures = (
-        list_pairs(archive, spec.inputs, spec.targets)
-        if spec.kind == "pairs"
-        else list_pictures(archive)
+        list_pairs(archive, spec.inputs, spec.targets) if is_paired else list_pictures(archive)
     )
-    names = split_names(
-        list(pictures),
-        split,
-        by=spec.split,
-        order=spec.split_order,
-        validation=spec.validation,
-        test=spec.test,
-    )
+    shares = {"validation": spec.validation, "test": spec.test}
+    names = split_names(list(pictures), split, by=spec.split, order=spec.split_order, **shares)
     if spec.extra and split == "train":
         archive = Extended(archive, spec, folder)
         pictures = list_pictures(archive)
@@ -201,7 +194,9 @@ def _stream(
     headers = read_headers(archive, [pictures[name] for name in names])
     if isinstance(archive, Extended):
         check_extra_images(spec, names, headers)
-    sizes = [_size(spec, header) for header in headers]
+    sizes = [(h.height, h.width) for h in headers]
+    if spec.size:
+        sizes = [(spec.size[0], spec.size[1])] * len(headers)
     if len(set(sizes)) > 1 and not spec.patch:
         other = next(i for i, found in enumerate(sizes) if found != sizes[0])
         (h, w), (other_h, other_w) = sizes[0], sizes[other]
@@ -224,10 +219,3 @@ def _stream(
     nbytes = len(items) * values * tile[1] * (2 if any(h.is_deep for h in headers) else 1)
     read = reader(archive, pictures, spec.channels, spec.input_channels, tuple(spec.size))
     return StreamedImageSet(read, items, (spec.channels, *tile), nbytes)
-
-
-def _size(spec: DataSpec, header: Header) -> tuple[int, int]:
-    if not spec.size:
-        return header.height, header.width
-    h, w = spec.size
-    return h, w

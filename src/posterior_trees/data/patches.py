@@ -9,9 +9,9 @@ import math
 import torch
 from torch import Tensor
 
+from posterior_trees.data.augment import check_patch
 from posterior_trees.data.imageset import ImageSet
 from posterior_trees.data.stream import Item, StreamedImageSet, Window
-from posterior_trees.errors import DataError
 
 
 def grid_patches(image_set: ImageSet | StreamedImageSet, patch: int) -> ImageSet | StreamedImageSet:
@@ -23,8 +23,7 @@ def grid_patches(image_set: ImageSet | StreamedImageSet, patch: int) -> ImageSet
     if patch == 0:
         return image_set
     _, h, w = image_set.shape
-    if not 0 < patch <= min(h, w):
-        raise DataError(f"data.patch is {patch}, the images are {h}×{w}; use at most {min(h, w)}")
+    check_patch(patch, h, w)
     grid = [
         Window(top, left, patch, patch)
         for top in range(h % patch // 2, h - patch + 1, patch)

@@ -113,12 +113,11 @@ def _channel(archive: Archive, channel: str) -> dict[str, str]:
 
 
 def _header(archive: Archive, picture: Picture) -> Header:
-    with archive.open(picture.x) as file:
-        x = read_header(file, f"{archive.where}: {picture.x}")
-    if picture.y is None:
-        return x
-    with archive.open(picture.y) as file:
-        y = read_header(file, f"{archive.where}: {picture.y}")
+    found = []
+    for name in filter(None, picture):
+        with archive.open(name) as file:
+            found.append(read_header(file, f"{archive.where}: {name}"))
+    x, y = found[0], found[-1]
     if (x.height, x.width) != (y.height, y.width):
         raise DataError(
             f"{archive.where}: {picture.y} is {y.height}×{y.width} but its target {picture.x} is "

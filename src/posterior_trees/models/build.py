@@ -55,28 +55,22 @@ def build_measurement(recipe: Recipe) -> Measurement:
     return Paired(data.channels, data.input_channels, spec.is_residual)
 
 
-def build_predictor(recipe: Recipe, about: dict | None = None) -> TreePredictor:
-    """The recipe's network with fresh weights, around the recipe's measurement."""
+def build_predictor(recipe: Recipe, device: str | torch.device = "cpu") -> TreePredictor:
+    """The recipe's network with fresh weights, around the recipe's measurement, on a device."""
     measurement = build_measurement(recipe)
-    network = build_network(recipe, measurement.channels(recipe.data.channels))
+    with torch.device(device):
+        network = build_network(recipe, measurement.channels(recipe.data.channels))
     return TreePredictor(
         network,
-        measurement,
+        measurement.to(device),
         branching=recipe.tree.branching,
         depth=recipe.tree.depth,
         channels=recipe.data.channels,
         multiple=network.multiple,
         padding=recipe.network.padding,
         name=recipe.task,
-        about={"card": card_of(recipe), **(about or {}), **terms(recipe)},
+        about={"card": card_of(recipe), **terms(recipe)},
     )
-
-
-def outline(recipe: Recipe) -> UNet | ResidualUNet:
-    """The recipe's network on the meta device, where it has shapes and takes no memory."""
-    channels = build_measurement(recipe).channels(recipe.data.channels)
-    with torch.device("meta"):
-        return build_network(recipe, channels)
 
 
 def build_network(recipe: Recipe, in_channels: int) -> UNet | ResidualUNet:

@@ -14,7 +14,7 @@ import torch
 from posterior_trees import store
 from posterior_trees.errors import ModelError, plural
 from posterior_trees.guarantee.certificate import PREFIX, Guarantee
-from posterior_trees.models.build import build_predictor, check_own, outline, terms
+from posterior_trees.models.build import build_predictor, check_own, terms
 from posterior_trees.models.card import ABOUT, card_of
 from posterior_trees.models.hub import fetch, is_address
 from posterior_trees.models.shelf import KNOWN, how_to_get, list_models
@@ -68,7 +68,7 @@ def load(
     shapes, facts = _read_header(file)
     recipe = parse_resolved(facts["recipe"], str(file))
     if predictor is None:
-        check_layout(outline(recipe), shapes, str(file))
+        check_layout(build_predictor(recipe, "meta").network, shapes, str(file))
         predictor = build_predictor(recipe)
     else:
         check_own(predictor, recipe)

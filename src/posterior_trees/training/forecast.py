@@ -5,7 +5,6 @@ whatever its size. A step there tells what the backward pass will need. How long
 measured, by a few of them.
 """
 
-import copy
 import time
 from itertools import pairwise
 from typing import NamedTuple
@@ -17,7 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from posterior_trees.data.memory import free_bytes
 from posterior_trees.errors import RecipeError
 from posterior_trees.loss import probability_loss, tree_loss
-from posterior_trees.models.build import build_measurement, build_network
+from posterior_trees.models.build import build_predictor
 from posterior_trees.predictor import TreePredictor
 from posterior_trees.recipe import Recipe
 
@@ -69,22 +68,11 @@ def forecast(recipe: Recipe, size: tuple[int, ...], processes: int = 1) -> Forec
 
 def predictor_on(recipe: Recipe, device: str | torch.device) -> TreePredictor:
     """The recipe's predictor, with weights made where they are to be."""
-    measurement = build_measurement(recipe)
     try:
-        with torch.device(device):
-            network = build_network(recipe, measurement.channels(recipe.data.channels))
+        return build_predictor(recipe, device)
     except RuntimeError as error:  # numbers of weights beyond what an integer can hold
         raise RecipeError(f"no such network can be built ({error}): lower tree.depth, or "
                           "network.c_init or width") from error  # fmt: skip
-    return TreePredictor(
-        network,
-        copy.deepcopy(measurement).to(device),
-        branching=recipe.tree.branching,
-        depth=recipe.tree.depth,
-        channels=recipe.data.channels,
-        multiple=network.multiple,
-        padding=recipe.network.padding,
-    )
 
 
 def step(predictor: TreePredictor, x: Tensor, optimizer: torch.optim.Optimizer | None = None):
