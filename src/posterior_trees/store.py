@@ -157,9 +157,7 @@ def read_facts(file: str | PathLike[str]) -> dict[str, Any]:
     return read_shapes(file)[1]
 
 
-def read_shapes(
-    file: str | PathLike[str],
-) -> tuple[dict[str, tuple[int, ...]], dict[str, Any]]:
+def read_shapes(file: str | PathLike[str]) -> tuple[dict[str, tuple[int, ...]], dict[str, Any]]:
     """The shapes of the tensors and the facts, without loading any tensor."""
     path = Path(file)
     with _opened(path) as stored:

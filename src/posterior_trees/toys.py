@@ -166,9 +166,7 @@ class MixtureDenoiser:
     """
 
     def __init__(
-        self,
-        mixture: GaussianMixture | None = None,
-        alpha_bar: Float[Tensor, "t"] | None = None,
+        self, mixture: GaussianMixture | None = None, alpha_bar: Float[Tensor, "t"] | None = None
     ) -> None:
         self.mixture = GaussianMixture().normalized() if mixture is None else mixture
         self.alpha_bar = linear_alpha_bar() if alpha_bar is None else alpha_bar

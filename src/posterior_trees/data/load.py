@@ -18,12 +18,7 @@ from PIL import Image
 from posterior_trees.data.archive import Archive, open_archive
 from posterior_trees.data.augment import check_augmentations
 from posterior_trees.data.edges import with_edges
-from posterior_trees.data.extra import (
-    Extended,
-    check_extra,
-    check_extra_images,
-    prefix_of,
-)
+from posterior_trees.data.extra import Extended, check_extra, check_extra_images, prefix_of
 from posterior_trees.data.idx import read_idx_images
 from posterior_trees.data.imageset import ImageSet
 from posterior_trees.data.memory import free_bytes

@@ -16,14 +16,7 @@ from rich.console import Console
 from rich.progress import track
 from torch import Tensor
 
-from posterior_trees.data.imageset import (
-    Batch,
-    ImageSet,
-    Indices,
-    Stored,
-    as_index,
-    to_float,
-)
+from posterior_trees.data.imageset import Batch, ImageSet, Indices, Stored, as_index, to_float
 from posterior_trees.errors import DataError
 from posterior_trees.imaging.decode import Pixels
 

@@ -6,14 +6,7 @@ import torch
 
 from posterior_trees.data.registry import terms_of
 from posterior_trees.errors import InputError, RecipeError
-from posterior_trees.measure import (
-    Colorize,
-    Denoise,
-    Downsample,
-    Inpaint,
-    Measurement,
-    Paired,
-)
+from posterior_trees.measure import Colorize, Denoise, Downsample, Inpaint, Measurement, Paired
 from posterior_trees.models.card import card_of
 from posterior_trees.networks.residual import ResidualUNet
 from posterior_trees.networks.unet import UNet
@@ -89,11 +82,7 @@ def build_network(recipe: Recipe, in_channels: int) -> UNet | ResidualUNet:
             *ends, steps=spec.steps, doublings=spec.doublings, is_disjoint=is_disjoint, **shared
         )
     return ResidualUNet(
-        *ends,
-        multipliers=spec.multipliers,
-        blocks=spec.blocks,
-        attention=spec.attention,
-        **shared,
+        *ends, multipliers=spec.multipliers, blocks=spec.blocks, attention=spec.attention, **shared
     )
 
 

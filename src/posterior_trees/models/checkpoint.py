@@ -89,9 +89,7 @@ def load(
 
 
 def keep_guarantee(
-    name_or_path: str | PathLike[str],
-    guarantee: Guarantee,
-    out: str | PathLike[str] | None = None,
+    name_or_path: str | PathLike[str], guarantee: Guarantee, out: str | PathLike[str] | None = None
 ) -> Path:
     """Write a guarantee into a model's file, or into a copy `out` of it; weights stay as they
     are."""

@@ -130,10 +130,7 @@ class Picture(NamedTuple):
 
 
 def read(
-    source: Source,
-    predictor: Predictor,
-    reading: Reading | None = None,
-    name: str = "the picture",
+    source: Source, predictor: Predictor, reading: Reading | None = None, name: str = "the picture"
 ) -> Picture:
     """A file, the bytes of one, an array `(h, w)` or `(h, w, c)`, or a tensor `(h, w)`,
     `(c, h, w)` or `(b, c, h, w)`, as `predictor` takes it. A path is its own name."""

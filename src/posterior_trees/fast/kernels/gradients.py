@@ -14,14 +14,7 @@ from posterior_trees.fast.kernels.norm import (
     own_pixels,
     store_part,
 )
-from posterior_trees.fast.kernels.plan import (
-    PARTS,
-    Pass,
-    by_group,
-    channels_last,
-    deal_out,
-    like,
-)
+from posterior_trees.fast.kernels.plan import PARTS, Pass, by_group, channels_last, deal_out, like
 from posterior_trees.fast.kernels.small import SLOPE, fits, small_gradients
 
 GRAD_SUMS, GRAD_MAPS = Pass(4096, 2, 8, PARTS), Pass(2048, 2, 8)

@@ -26,14 +26,7 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
-from posterior_trees.fast.kernels.plan import (
-    PARTS,
-    Pass,
-    by_group,
-    channels_last,
-    deal_out,
-    like,
-)
+from posterior_trees.fast.kernels.plan import PARTS, Pass, by_group, channels_last, deal_out, like
 from posterior_trees.fast.kernels.small import SLOPE, fits, small_norm
 
 SUMS, APPLY, AVERAGE = Pass(4096, 2, 2, PARTS), Pass(4096, 2, 4), Pass(4096, 2, 4, PARTS)

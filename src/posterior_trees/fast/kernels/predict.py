@@ -9,13 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from posterior_trees.fast.kernels.norm import Norm, activated, load_line, own_pixels
-from posterior_trees.fast.kernels.plan import (
-    PARTS,
-    Pass,
-    channels_last,
-    deal_out,
-    like,
-)
+from posterior_trees.fast.kernels.plan import PARTS, Pass, channels_last, deal_out, like
 from posterior_trees.fast.packing import power
 
 HALVE, LEAVES = Pass(2048, 2, 8), Pass(4096, 3, 4, PARTS)

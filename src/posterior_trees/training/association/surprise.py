@@ -31,9 +31,7 @@ class Surprise:
 
 
 def costs(
-    tree: Tree,
-    errors: Sequence[Float[Tensor, "b _"]],
-    rate: float | int | Sequence[float],
+    tree: Tree, errors: Sequence[Float[Tensor, "b _"]], rate: float | int | Sequence[float]
 ) -> list[Float[Tensor, "b _"]]:
     r"""What it takes to describe the truth by a child: its squared error, and how unexpected it is,
 
