@@ -104,12 +104,17 @@ def test_a_checksum_is_quick(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["images.0", "images.1", "log_probs.1"])
-def test_trees_of_nan_do_not_load(tree, name):
+def test_trees_of_nan_are_neither_loaded_nor_saved(tree, name):
+    whole = Tree.load(tree)
     tensors, facts = store.read(tree)
     tensors[name][0, 0] = float("nan")
     store.write(tree, tensors, facts)
     with pytest.raises(StoreError, match=rf"numbers of {name} are not"):
         Tree.load(tree)
+    part, _, level = name.partition(".")
+    getattr(whole, part)[int(level)][0, 0] = float("nan")
+    with pytest.raises(StoreError, match=rf"not written.*numbers of {name} are not"):
+        whole.save(tree)
 
 
 def test_levels_of_other_sizes_are_no_tree(tree):

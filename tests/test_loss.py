@@ -164,3 +164,11 @@ def test_epsilon_starts_at_one_and_halves_as_published():
     assert epsilon_at(2.5, start=0.5, scale=0.25) == pytest.approx(math.exp(-8))
     with pytest.raises(ValueError, match="scale is 0"):
         epsilon_at(1, scale=0)
+
+
+@pytest.mark.parametrize("epochs", [1, 4, 5, 70])
+def test_epsilon_falls_within_a_loop_of_any_length_that_it_is_told(epochs):
+    values = [epsilon_at(epoch, epochs=epochs) for epoch in range(epochs + 1)]
+    assert values[0] == 1.0
+    assert values[-1] == pytest.approx(math.exp(-7.5))
+    assert sorted(values, reverse=True) == values

@@ -55,14 +55,24 @@ def probability_loss(tree: Tree, x: Float[Tensor, "b *shape"]) -> Float[Tensor, 
     return path_nll(tree, tree.descend(x))
 
 
-def epsilon_at(epoch: float | int, start: float | int = 5.0, scale: float | int = 2.0) -> float:
+def epsilon_at(
+    epoch: float | int,
+    start: float | int = 5.0,
+    scale: float | int = 2.0,
+    *,
+    epochs: float | int | None = None,
+) -> float:
     r"""Weight of the losers after `epoch` epochs: $\varepsilon_t = \exp(-[t - t_0]_+ / s)$ (Eq. 8).
 
-    `epoch` counts completed epochs and may be fractional; `start` is $t_0$, `scale` is $s$.
+    `epoch` counts completed epochs and may be fractional; `start` is $t_0$, `scale` is $s$. Up to
+    `start` this is plain MSE: of a loop of another length than the paper's give its `epochs`, of
+    which a quarter is $t_0$ and a tenth $s$.
 
-    >>> epsilon_at(3), round(epsilon_at(7), 3)
-    (1.0, 0.368)
+    >>> epsilon_at(3), round(epsilon_at(7), 3), round(epsilon_at(3, epochs=4), 3)
+    (1.0, 0.368, 0.007)
     """
+    if epochs is not None:
+        start, scale = epochs / 4, epochs / 10
     if scale <= 0:
         raise InputError(f"scale is {scale}; the annealing needs a positive number of epochs")
     return math.exp(-max(epoch - start, 0.0) / scale)

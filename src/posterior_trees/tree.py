@@ -248,9 +248,14 @@ class Tree:
         return mapped
 
     def save(self, file: str | PathLike[str]) -> None:
-        """Write one safetensors file; `Tree.load` reads it back bit for bit."""
+        """Write one safetensors file; `Tree.load` reads it back bit for bit. What that would
+        refuse, NaN say, is not written."""
         tensors = {f"images.{i}": level for i, level in enumerate(self.images)}
         tensors |= {f"log_probs.{i}": level for i, level in enumerate(self.log_probs)}
+        try:
+            check_levels(tensors, self.branching)
+        except SchemaError as error:
+            raise StoreError(f"{file} is not written, it could not be read: {error}") from error
         store.write(file, tensors, {"tree": SCHEMA, "branching": self.branching})
 
     @classmethod
