@@ -108,13 +108,12 @@ class Summary(NamedTuple):
 def summarize(
     values: Float[Tensor, "b"],
     draws: int = 1000,
-    seed: int = 0,
     groups: Int[Tensor, "b"] | None = None,
 ) -> Summary:
     """`groups` numbers what each value belongs to: the interval is that of drawing whole groups,
     and NaN where there is but one."""
     values = values.detach().cpu().double()
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     place = torch.arange(len(values)) if groups is None else groups.unique(return_inverse=True)[1]
     counts = place.bincount().double()
     sums = torch.zeros_like(counts).index_add_(0, place, values)

@@ -21,7 +21,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from posterior_trees.baselines.process import linear_alpha_bar
+from posterior_trees.baselines.process import alpha_at, linear_alpha_bar
 from posterior_trees.errors import InputError
 from posterior_trees.measure import Denoise, Inpaint, Measurement
 
@@ -200,13 +200,11 @@ class MixtureDenoiser:
             return lambda x_t, t: self._denoise_twice(x_t, t, y, float(measurement.sigma) ** 2)
         raise InputError(f"the mixture is seen through Inpaint or Denoise, not {measurement}")
 
-    def _alpha(self, x_t: Tensor, t: int | Tensor) -> Tensor:
-        return self.alpha_bar.to(x_t.device)[t].to(x_t).reshape(-1, 1, 1)
-
     def _components(self, x_t: Tensor, t: int | Tensor) -> tuple[Tensor, Tensor]:
         """Log-density of each coordinate under, and mean of x₀ in, every component."""
         self.evaluations += 1
-        alpha, means, v = self._alpha(x_t, t), self.mixture.means.to(x_t), self.mixture.variance
+        alpha = self.alpha_bar.to(x_t.device)[t].to(x_t).reshape(-1, 1, 1)
+        means, v = self.mixture.means.to(x_t), self.mixture.variance
         total = alpha * v + 1 - alpha
         offset = x_t.unsqueeze(-2) - alpha.sqrt() * means
         return _log_normals(offset, total), means + alpha.sqrt() * v / total * offset
@@ -215,17 +213,13 @@ class MixtureDenoiser:
         weights = (log_weights + self.mixture.weights.to(log_weights).log()).softmax(dim=-1)
         return (weights.unsqueeze(-1) * centers).sum(dim=-2)
 
-    def _denoise_twice(self, x_t: Tensor, t: int | Tensor, y: Tensor, noise: float) -> Tensor:
+    def _denoise_twice(self, x_t: Tensor, t: int, y: Tensor, noise: float) -> Tensor:
         """Two looks of independent noise are one look at their mean, weighted by precision."""
         self.evaluations += 1
-        alpha = self._alpha(x_t, t).squeeze(-1)
+        alpha = alpha_at(self.alpha_bar, t)
         precision = alpha / (1 - alpha) + 1 / noise
-        look = (alpha.sqrt() / (1 - alpha) * x_t + y / noise) / precision
-        total = (self.mixture.variance + 1 / precision).unsqueeze(-1)
-        means = self.mixture.means.to(x_t)
-        offset = look.unsqueeze(-2) - means
-        centers = means + self.mixture.variance / total * offset
-        return self._mean(_log_normals(offset, total).sum(dim=-1), centers)
+        look = (math.sqrt(alpha) / (1 - alpha) * x_t + y / noise) / precision
+        return self.mixture.posterior_mean(look, precision**-0.5)
 
 
 def _log_normals(offset: Tensor, variance: float | Tensor) -> Tensor:

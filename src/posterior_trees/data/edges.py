@@ -31,7 +31,7 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
 
-from posterior_trees.data.archive import Archive, open_archive
+from posterior_trees.data.archive import open_archive
 from posterior_trees.data.registry import what_to_put
 from posterior_trees.data.stream import Pair
 from posterior_trees.errors import DataError
@@ -119,7 +119,9 @@ def with_edges(
     def read_both(file: str) -> Pair:
         x, _ = read(file)
         if map_name(file) in known:
-            y = _read_map(*known[map_name(file)])
+            stored, name = known[map_name(file)]
+            with stored.open(name) as opened:
+                y = decode(opened, f"{stored.where}: {name}", 1)
             if y.shape[1:] == x.shape[1:]:
                 return x, y
         return x, draw_edges(x)
@@ -159,8 +161,3 @@ def _add(tar: tarfile.TarFile, name: str, lines: UInt8[np.ndarray, "h w"]) -> No
     entry.size = content.tell()
     content.seek(0)
     tar.addfile(entry, content)
-
-
-def _read_map(stored: Archive, name: str) -> Pixels:
-    with stored.open(name) as opened:
-        return decode(opened, f"{stored.where}: {name}", 1)

@@ -32,19 +32,13 @@ def move(pixels: Pixels, shift: Sequence[float]) -> Pixels:
     """An 8- or 16-bit image, moved by a number of pixels along its last two axes."""
     values = pixels.astype(np.float64)
     for axis, distance in zip((-2, -1), shift, strict=True):
-        values = _move_along(values, axis, distance)
+        before, values = values, np.zeros_like(values)
+        whole, length = math.floor(distance), values.shape[axis]
+        for tap in (-1, 0, 1, 2):  # four pixels around the place that pixel p is read at
+            places = (np.arange(length) - whole - tap).clip(0, length - 1)
+            values += _keys(tap - (distance - whole)) * before.take(places, axis=axis)
     highest = np.iinfo(pixels.dtype).max
     return values.round().clip(0, highest).astype(pixels.dtype)
-
-
-def _move_along(values: np.ndarray, axis: int, distance: float) -> np.ndarray:
-    whole = math.floor(distance)
-    length = values.shape[axis]
-    moved = np.zeros_like(values)
-    for tap in (-1, 0, 1, 2):  # four pixels around the place that pixel p is read at
-        places = (np.arange(length) - whole - tap).clip(0, length - 1)
-        moved += _keys(tap - (distance - whole)) * values.take(places, axis=axis)
-    return moved
 
 
 def _keys(t: float) -> float:

@@ -88,6 +88,7 @@ def properties(predictor: TreePredictor) -> dict[str, str]:
     """What the file says about itself: its tree, its origin, its terms and how to use it."""
     from posterior_trees import __version__
 
+    task = f"the task {predictor.name!r}" if predictor.name else "this model"
     origin = {k: str(predictor.about[k]) for k in ("commit", "date") if k in predictor.about}
     return {
         "task": predictor.name or "own",
@@ -97,7 +98,7 @@ def properties(predictor: TreePredictor) -> dict[str, str]:
         **origin,
         "licence": "code: MIT; weights: the terms of the data they were trained on",
         "data_terms": predictor.about.get("terms") or "those of your own data",
-        "input": describe_input(predictor),
+        "input": predictor.measurement.describe() or f"the measurement of {task}, in [0, 1]",
         "usage": usage(predictor),
     }
 
@@ -118,12 +119,6 @@ def usage(predictor: TreePredictor) -> str:
             "# images are not clipped: leaves[b, n] is plausible with probability p[b, n]",
         ]
     )
-
-
-def describe_input(predictor: TreePredictor) -> str:
-    """The measurement in words."""
-    task = f"the task {predictor.name!r}" if predictor.name else "this model"
-    return predictor.measurement.describe() or f"the measurement of {task}, in [0, 1]"
 
 
 def describe_graph(predictor: TreePredictor) -> str:

@@ -1,20 +1,9 @@
-r"""`torch.compile` as we use it: without the padding of strides that can make results wrong.
+"""`torch.compile` as we use it: without the padding of strides that can make results wrong.
 
 The compiler may lengthen the rows of what it keeps on a GPU to a multiple of 128 bytes. In torch
 2.11 a kernel may then read with the longer rows what another wrote with the shorter ones (pytorch
 issue 194281, mended later): nothing fails, the numbers are wrong. Rows of 28×28 pixels are
-lengthened, those of 64×64 are not.
-
-Digits with a shared decoder diverged of it, and the log of their first epoch shows it. The root is
-the mean of each level's nodes by their probabilities, so at $\varepsilon = 1$, where every node's
-squared error $e_n$ counts once, by Cauchy and Schwarz
-
-$$ \frac{\sum_n e_n}{e_\text{root}} \ge
-   1 + \sum_{\text{levels } \ell > 0} \Big( \sum_{n \in \ell} \alpha_n^2 \Big)^{-1}, $$
-
-which is 13 for $K = 3$, $d = 2$ and equal probabilities. Three epochs of 12,000 digits (H200, torch
-2.11, one run each) end at 6.99 with the padding and at 13.07 without, which is also the ratio of
-the network that is not compiled; with disjoint decoders at 14.16 and 14.18.
+lengthened, those of 64×64 are not: digits with a shared decoder diverged of it.
 """
 
 from collections.abc import Callable

@@ -6,11 +6,11 @@ file is checked like any other model (`store` verifies its checksum) before it i
 
 import os
 import re
-import tempfile
-from collections.abc import Callable
+from collections.abc import Generator
+from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple
 
 from posterior_trees.errors import ModelError, need
 
@@ -19,7 +19,6 @@ FILE = "model.safetensors"
 README = "README.md"
 LIBRARY = "posterior-trees"
 PART = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9])?")
-T = TypeVar("T")
 
 
 class Address(NamedTuple):
@@ -58,19 +57,16 @@ def read_address(text: str) -> Address:
 def fetch(text: str) -> Path:
     """The file of a model on the hub; fetched the first time, or when it is a newer one."""
     address, hub = read_address(text), need("huggingface_hub", "a model on a hub", "hub")
-    return Path(
-        _explained(
-            address,
-            lambda: hub.hf_hub_download(
-                address.repository,
-                FILE,
-                revision=address.revision,
-                cache_dir=os.environ.get("HF_HUB_CACHE"),
-                endpoint=os.environ.get("HF_ENDPOINT"),
-                library_name=LIBRARY,
-            ),
+    with _explained(address):
+        file = hub.hf_hub_download(
+            address.repository,
+            FILE,
+            revision=address.revision,
+            cache_dir=os.environ.get("HF_HUB_CACHE"),
+            endpoint=os.environ.get("HF_ENDPOINT"),
+            library_name=LIBRARY,
         )
-    )
+    return Path(file)
 
 
 def push(file: str | PathLike[str], text: str, card: str) -> str:
@@ -81,30 +77,23 @@ def push(file: str | PathLike[str], text: str, card: str) -> str:
             f"{text} names a revision: the hub makes the next one itself, leave it out"
         )
     api = hub.HfApi(endpoint=os.environ.get("HF_ENDPOINT"), library_name=LIBRARY)
-
-    def upload() -> Any:
+    contents = {FILE: str(file), README: card.encode()}
+    parts = [hub.CommitOperationAdd(name, content) for name, content in contents.items()]
+    with _explained(address):
         api.create_repo(address.repository, exist_ok=True)
-        with tempfile.TemporaryDirectory() as folder:
-            readme = Path(folder) / README
-            readme.write_text(card, encoding="utf-8")
-            parts = [
-                hub.CommitOperationAdd(path_in_repo=FILE, path_or_fileobj=str(file)),
-                hub.CommitOperationAdd(path_in_repo=README, path_or_fileobj=str(readme)),
-            ]
-            return api.create_commit(
-                address.repository, parts, commit_message=f"Upload {Path(file).name}"
-            )
-
-    done = _explained(address, upload)
+        message = f"Upload {Path(file).name}"
+        done = api.create_commit(address.repository, parts, commit_message=message)
     return str(address._replace(revision=done.oid))
 
 
-def _explained(address: Address, ask: Callable[[], T]) -> T:
-    """What the hub answers; its refusals in words that say what to do."""
+@contextmanager
+def _explained(address: Address) -> Generator[None, None, None]:
+    """The hub's refusals in words that say what to do."""
     from huggingface_hub import errors
 
     try:
-        return ask()
+        yield
+        return
     except errors.GatedRepoError:
         fix = "its owner must let you in: ask on its page, then log in (hf auth login)"
     except errors.RepositoryNotFoundError:

@@ -31,7 +31,7 @@ import json
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from posterior_trees import store
@@ -162,7 +162,8 @@ class Problem:
         self, theta: Float[Tensor, "m"], *, is_strength_free: bool = True
     ) -> Float[Tensor, "m"]:
         """Newton's method, with steps halved until they lead down."""
-        free = self._free(is_strength_free)
+        free = torch.full_like(self.ridge, self.has_offsets, dtype=torch.bool)
+        free[0] = is_strength_free
         for _ in range(NEWTON_STEPS if free.any() else 0):
             gradient, hessian = self.slopes(theta)
             step = torch.zeros_like(theta)
@@ -174,11 +175,6 @@ class Problem:
                 step = step / 2
             theta = theta + step
         return theta
-
-    def _free(self, is_strength_free: bool) -> Bool[Tensor, "m"]:
-        free = torch.full_like(self.ridge, self.has_offsets, dtype=torch.bool)
-        free[0] = is_strength_free
-        return free
 
 
 def find_logits(predictor: TreePredictor, y: Float[Tensor, "b *shape"]) -> nn.Linear:
