@@ -36,10 +36,8 @@ def run_evaluate(arguments: argparse.Namespace) -> None:
     recipe, predictor, images = load_judged(arguments)
     if arguments.limit is not None:
         images = images.subset(range(min(arguments.limit, len(images))))
-    batch_size = recipe.training.evaluation_batch
-    scores = score(
-        predictor, images, batch_size=batch_size, seed=recipe.seed, watch=track("evaluating")
-    )
+    how = {"batch_size": recipe.training.evaluation_batch, "seed": recipe.seed}
+    scores = score(predictor, images, **how, watch=track("evaluating"))
     names = {"model": str(arguments.model), "task": recipe.task, "split": arguments.split}
     groups = find_groups(images.names, recipe.data.split)
     table: dict[str, Any] = report(predictor, scores, **names, groups=groups)
@@ -96,16 +94,17 @@ def print_scores(table: dict[str, Any]) -> None:
         leaves.add_row(str(number), *cells)
     console.print(leaves)
     rows, columns = table.get("offset", (0.0, 0.0))
+    notes = []
     if max(abs(rows), abs(columns)) >= SEEN_APART:
-        console.print(
+        notes.append(
             f"x lies {rows:+.2f} rows and {columns:+.2f} columns from where the root expects it. "
-            "If the images of a pair were recorded apart, add this to data.shift and train again",
-            soft_wrap=True,
+            "If the images of a pair were recorded apart, add this to data.shift and train again"
         )
     if clamped := table.get("nll_clamped"):
-        console.print(
+        notes.append(
             f"of {clamped} images the branch of the truth had less than {LEAST_PROBABILITY:g}, and "
-            "counts as that",
-            soft_wrap=True,
+            "counts as that"
         )
+    for note in notes:
+        console.print(note, soft_wrap=True)
     console.print(f"{1000 * table['seconds_per_image']:.3f} ms per image, one network evaluation")

@@ -17,7 +17,6 @@ every machine.
 import hashlib
 import re
 from collections.abc import Sequence
-from itertools import groupby
 from pathlib import PurePosixPath
 
 import torch
@@ -43,10 +42,9 @@ def split_names(
     check_split(split, validation, test)
     if by not in ("name", "well"):
         raise DataError(f"data.split is {by!r}; for image files it is 'name' or 'well'")
-    ordered = sorted(names, key=lambda name: (group_of(name, by), name))
-    groups = {
-        group: list(members) for group, members in groupby(ordered, lambda n: group_of(n, by))
-    }
+    groups: dict[str, list[str]] = {}
+    for name in sorted(names, key=lambda name: (group_of(name, by), name)):
+        groups.setdefault(group_of(name, by), []).append(name)
     chosen = split_groups(list(groups), split, order=order, validation=validation, test=test)
     if not chosen:
         raise DataError(empty(split, len(groups), "images" if by == "name" else "wells"))
@@ -72,9 +70,8 @@ def _above(drawn: dict[str, float], least: float, fraction: float) -> set[str]:
     small sets, the highest one: what such a set gains moves others only towards training."""
     if not (fraction > 0 and drawn):
         return set()
-    return {group for group, u in drawn.items() if u >= least} or {
-        max(drawn, key=drawn.__getitem__)
-    }
+    found = {group for group, u in drawn.items() if u >= least}
+    return found or {max(drawn, key=drawn.__getitem__)}
 
 
 def group_of(name: str, by: str) -> str:
@@ -106,9 +103,8 @@ def bounds(n: int, split: str, validation: float, test: float) -> slice:
     """The place of a split among `n` sorted things."""
     end = max(n - _share(n, test), 0)
     middle = max(end - _share(n, validation), 0)
-    return {"train": slice(0, middle), "validation": slice(middle, end), "test": slice(end, n)}[
-        split
-    ]
+    ends = {"train": (0, middle), "validation": (middle, end), "test": (end, n)}
+    return slice(*ends[split])
 
 
 def check_split(split: str, validation: float, test: float) -> None:

@@ -12,18 +12,14 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from rich.console import Console
-from rich.progress import track
 from torch import Tensor
 
 from posterior_trees.data.imageset import Batch, ImageSet, Indices, Stored, as_index, to_float
 from posterior_trees.errors import DataError
 from posterior_trees.imaging.decode import Pixels
+from posterior_trees.progress import track
 
 Pair = tuple[Pixels, Pixels | None]
-
-SLOW = 1000
-"""From this many images on, reading takes more than a second and is announced."""
 
 
 class Window(NamedTuple):
@@ -106,17 +102,8 @@ class StreamedImageSet(ImageSet):
 
     def load(self, title: str = "images") -> ImageSet:
         """Decode everything once and keep it."""
-        console = Console(stderr=True)
-        if not console.is_terminal and len(self) >= SLOW:
-            console.print(f"reading {title}")
-        pairs = track(
-            self._decode(),
-            description=f"reading {title}",
-            total=len(self),
-            console=console,
-            transient=True,
-            disable=not console.is_terminal,
-        )
+        watched = zip(track(f"reading {title}")(range(len(self))), self._decode(), strict=False)
+        pairs = (pair for _, pair in watched)
         return ImageSet(*_stack(pairs, len(self)), self.names).to(self.device)
 
     def _decode(self) -> Iterator[Pair]:

@@ -33,12 +33,11 @@ def around_hole(predictor: Predictor) -> tuple[slice, slice]:
             f"{predictor.name or 'this model'} fills no hole that a figure could come closer to; "
             "leave out --closer"
         )
-    sides = []
-    for size, hidden in ((hole.shape[0], hole.any(dim=1)), (hole.shape[1], hole.any(dim=0))):
-        places = hidden.nonzero()
-        first, last, margin = int(places.min()), int(places.max()), max(hole.shape) // 16
-        sides.append(slice(max(first - margin, 0), min(last + margin + 1, size)))
-    return sides[0], sides[1]
+    places, margin = hole.nonzero(), max(hole.shape) // 16
+    firsts = (places.amin(dim=0) - margin).clamp_min(0).tolist()
+    lasts = (places.amax(dim=0) + margin + 1).tolist()
+    rows, columns = (slice(a, min(b, n)) for a, b, n in zip(firsts, lasts, hole.shape, strict=True))
+    return rows, columns
 
 
 def save_examples(

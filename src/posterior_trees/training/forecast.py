@@ -58,9 +58,7 @@ def forecast(recipe: Recipe, size: tuple[int, ...], processes: int = 1) -> Forec
         step(predictor, torch.zeros(batch, *size, device="meta"))
     own = {id(p.untyped_storage()) for p in predictor.parameters()}
     half = 2 if recipe.training.precision.startswith(("bf16", "16")) else 1
-    nbytes = sum(
-        tensor.untyped_storage().nbytes() for key, tensor in kept.items() if key not in own
-    )
+    nbytes = sum(t.untyped_storage().nbytes() for key, t in kept.items() if key not in own)
     weights = sum(p.numel() for p in predictor.parameters())
     copies = 4 if recipe.optimizer.name == "sgd" else 5
     return Forecast(weights, 4 * copies * weights, nbytes // half, counter.get_total_flops())

@@ -40,8 +40,7 @@ def choose_network(
     def rate(width: int) -> tuple[Recipe, Forecast, float]:
         candidate = with_width(recipe, width, size)
         found = forecast(candidate, size)
-        speed = 50e9 if torch.device(device).type == "cpu" else 5e12
-        seconds = found.flops / speed
+        seconds = found.flops / (50e9 if torch.device(device).type == "cpu" else 5e12)
         if is_measured:
             seconds = time_step(candidate, size, found.flops, device)
         return candidate, found, seconds * steps
@@ -54,15 +53,11 @@ def choose_network(
             break
         chosen, larger = larger, None
     network, (_, found, seconds) = chosen[0].network, chosen
+    more = larger and f"--set network.width={larger[0].network.width} about {in_words(larger[2])}"
     say(
         f"no network is named: one of width {network.width}, halved {network.steps} times, with "
         f"{in_millions(found.weights)} weights suits {count} pictures of {size[-2]}×{size[-1]}. "
-        f"Its {steps} steps take about {in_words(seconds)}"
-        + (
-            f"; --set network.width={larger[0].network.width} about {in_words(larger[2])}"
-            if larger
-            else ""
-        )
+        f"Its {steps} steps take about {in_words(seconds)}" + (f"; {more}" if more else "")
     )
     return chosen[0]
 
