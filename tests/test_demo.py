@@ -3,16 +3,18 @@
 import hashlib
 import json
 import re
+import runpy
 from importlib import resources
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
 from safetensors import safe_open
 
 from posterior_trees import demo, load, psnr
-from posterior_trees.assets import sample_digits
+from posterior_trees.assets import SIZES, sample_digits, sample_pictures
 from posterior_trees.data import evenly_spaced, read_idx
 from posterior_trees.data.load import find_folder
 from posterior_trees.errors import StoreError
@@ -110,6 +112,21 @@ def test_the_sample_digits_are_evenly_spaced_test_digits() -> None:
     assert torch.equal(pixels.float() / 255, digits)
     checksum = hashlib.sha256(pixels.numpy().tobytes()).hexdigest()
     assert checksum == "4f6d3c347b0e0cc29c9ded95310db059060cf182beffc206abfdba252e94185c"
+
+
+def test_every_kind_of_samples_is_a_sheet_of_whole_pictures() -> None:
+    shapes = {kind: tuple(sample_pictures(kind).shape) for kind in SIZES}
+    assert shapes == {"digits": (48, 1, 28, 28), "shoes": (4, 1, 128, 128),
+                      "cells": (1, 1, 260, 348)}  # fmt: skip
+
+
+def test_the_sample_shoes_are_what_the_script_draws_and_are_thin(tmp_path: Path) -> None:
+    script = Path(__file__).parents[1] / "reproduction" / "scripts" / "draw_shoes.py"
+    runpy.run_path(str(script))["main"](tmp_path / "shoes.png")
+    drawn = np.asarray(Image.open(tmp_path / "shoes.png").convert("L"))
+    sheet = torch.cat(list(sample_pictures("shoes")[:, 0]), dim=1)
+    np.testing.assert_array_equal(drawn, (255 * sheet).byte().numpy())
+    assert 0.02 < (sheet == 0).double().mean() < 0.06
 
 
 def test_the_sample_digits_are_those_of_mnist() -> None:

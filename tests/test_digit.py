@@ -195,7 +195,9 @@ def test_blank_paper_is_said_to_be_blank() -> None:
     with pytest.raises(DataError, match=r"a\.jpg is blank: all its pixels are 90"):
         find_digit(np.full((1, 40, 50), 90, np.uint8), "a.jpg")
     paper = photograph(np.zeros((28, 28), np.float32), noise=0.03)
-    with pytest.raises(DataError, match=r"a\.jpg: no digit found. .* \d\.\d standard .* 4 or more"):
+    with pytest.raises(
+        DataError, match=r"a\.jpg: a digit was not found. .* \d\.\d standard .* 4 or more"
+    ):
         find_digit(paper, "a.jpg")
 
 
@@ -349,11 +351,13 @@ def test_a_digit_that_does_not_fit_is_not_told_to_exchange_black_and_white(tmp_p
                                               "card": {"importer": "digit"}})  # fmt: skip
     stream, heard = BytesIO(), []
     Image.fromarray(photograph(DIGITS[8])[0]).save(stream, "PNG")
-    note = ask(model, stream.getvalue(), "a", Reading(digit=True)).remarks["note"]
-    assert "Is it one digit, and upright?" in note
+    note = ask(model, stream.getvalue(), "a", Reading.of(digit=True)).remarks["note"]
+    assert "Is it what the model knows, alone and upright?" in note
     assert "--invert" not in note
     (tmp_path / "a.png").write_bytes(stream.getvalue())
-    (example,) = describe_start(model, [tmp_path / "a.png"], Reading(digit=True), warn=heard.append)
+    (example,) = describe_start(
+        model, [tmp_path / "a.png"], Reading.of(digit=True), warn=heard.append
+    )
     assert heard == [f"{tmp_path / 'a.png'}: {note}"]
     assert example["note"] == note
     assert isinstance(model.predict(tmp_path / "a.png", digit=True), Tree)

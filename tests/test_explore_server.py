@@ -284,8 +284,10 @@ def test_a_digit_is_looked_for_only_where_the_model_is_of_digits() -> None:
     assert '"digit":null' in get(make_app(digits), "/").text, "28×28 pixels alone say nothing"
     digits.about = {"card": {"importer": "digit"}}
     for proposed, words in ((False, '"digit":false'), (True, '"digit":true')):
-        assert words in get(make_app(digits, reading=Reading(digit=proposed)), "/").text
-    assert '"digit":null' in get(make_app(make_predictor(), reading=Reading(digit=True)), "/").text
+        assert words in get(make_app(digits, reading=Reading.of(digit=proposed)), "/").text
+    assert (
+        '"digit":null' in get(make_app(make_predictor(), reading=Reading.of(digit=True)), "/").text
+    )
     photo = np.full((90, 120), 180, np.uint8)
     photo[20:60, 30:38] = 20  # a one
     found = post(make_app(digits), png(photo), "clean=1&digit=1").json()

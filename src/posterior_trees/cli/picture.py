@@ -1,5 +1,5 @@
 """Options of every command that reads a user's picture: its size, which of its values are black and
-white, or that it shows a digit."""
+white, or what is to be found in it."""
 
 import argparse
 from typing import TYPE_CHECKING
@@ -23,6 +23,11 @@ def add_adjustment(parser: argparse.ArgumentParser) -> None:
                         "photograph, for models of digits; instead of the above")  # fmt: skip
     parser.add_argument("--resize", action="store_true", help="cut and resize to the size that "
                         "the model takes, if it takes one only")  # fmt: skip
+    parser.add_argument("--align", type=float, nargs=4, metavar=("X1", "Y1", "X2", "Y2"),
+                        help="cut portraits around both eyes, given in pixels, for models of "
+                        "faces")  # fmt: skip
+    parser.add_argument("--lines", action="store_true", help="make thin black lines of drawings, "
+                        "for models of edge maps")  # fmt: skip
     known = parser.add_mutually_exclusive_group()
     known.add_argument("--clean", action="store_true", help="the pictures are clean images: "
                        "measure them first [only for a hole or a lost colour]")  # fmt: skip
@@ -44,7 +49,7 @@ def make_reading(arguments: argparse.Namespace) -> "Reading":
     """What the options do to a picture."""
     from posterior_trees.pictures.reading import Reading
 
-    names = ("resize", "digit", "scale", "levels", "gamma", "invert")
+    names = ("resize", "digit", "align", "lines", "scale", "levels", "gamma", "invert")
     is_clean = True if arguments.clean else False if arguments.measured else None
     options = {name: getattr(arguments, name) for name in names}
     if hasattr(arguments, "axes"):

@@ -106,7 +106,8 @@ def settings_of(arguments: argparse.Namespace, predictor: Any) -> dict[str, Any]
         weights.update(name.encode() + tensor.detach().cpu().contiguous().numpy().tobytes())
     names = [
         "axes", "channel", "at", "series", "pixel_size", "scale", "levels", "gamma", "invert",
-        "digit", "resize", "clean", "measured", "tile", "overlap", "count", "threshold",
+        "digit", "align", "lines", "resize", "clean",
+        "measured", "tile", "overlap", "count", "threshold",
     ]  # fmt: skip
     chosen = {name: getattr(arguments, name) for name in names}
     return chosen | {

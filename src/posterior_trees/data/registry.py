@@ -31,6 +31,10 @@ class KnownSet:
     samples: str = ""
     importer: str = ""
     """What a model of it says of itself: see `models/card.py`."""
+    side: int = 0
+    frame: tuple[float, ...] = ()
+    """Pixels of its pictures, and what its importer has to know: where both eyes lie (x and y), or
+    what the drawing fills (left, top, right, bottom), as shares of them."""
 
 
 FILE = resources.files("posterior_trees.data") / "known.toml"

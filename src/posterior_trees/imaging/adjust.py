@@ -82,28 +82,6 @@ class Adjustment(NamedTuple):
         return (1 - pixels if self.is_inverted else pixels).unsqueeze(0)
 
 
-def refuse_with_digit(
-    done: Adjustment,
-    resize: bool = False,
-    is_measured: bool = False,
-    scale: float | int = 1.0,
-) -> None:
-    """A digit's ink, paper and size are found by `digit.py`: nothing else is to be done to it. With
-    a part hidden already it would be found elsewhere."""
-    asked = {
-        "--measured": is_measured,
-        "--resize": resize,
-        "--scale": scale != 1,
-        "--levels": done.levels is not None,
-        "--gamma": done.gamma != 1,
-        "--invert": done.is_inverted,
-    }
-    if given := [name for name, is_asked in asked.items() if is_asked]:
-        raise InputError(
-            f"--digit finds ink, paper and size by itself: leave {' and '.join(given)} out"
-        )
-
-
 def _unit(stored: np.ndarray, name: str) -> np.ndarray:
     low, high = float(stored.min()), float(stored.max())
     if low < -SLACK or high > 1 + SLACK:
@@ -120,11 +98,11 @@ def describe_misfit(
     done: Adjustment,
     model: Predictor,
     see: Callable[[Float[Tensor, "1 _ h w"]], Tensor],
-    is_digit: bool = False,
+    is_imported: bool = False,
 ) -> str:
     """Why a picture may not be what the model was trained on, and what would help; empty if it fits
-    or nobody knows. `see` gives the measurement of an adjusted picture. In a digit that `digit.py`
-    found, black and white are right."""
+    or nobody knows. `see` gives the measurement of an adjusted picture. What was made of a digit
+    or a drawing (`is_imported`) has the right black and white."""
     if not (usual := model.about.get("input_brightness")):
         return ""
     low, high = usual
@@ -142,8 +120,8 @@ def describe_misfit(
         f"the picture may not fit {task}: as the model sees it, its mean "
         f"brightness is {mean:.3f}, in training it was {low:.3f} to {high:.3f}. "
     )
-    if is_digit:
-        return f"{why}Is it one digit, and upright?"
+    if is_imported:
+        return f"{why}Is it what the model knows, alone and upright?"
     for words, other in _remedies(stored, done):
         if fits(reached := brightness(other)):
             return f"{why}{words} would make it {reached:.3f}"

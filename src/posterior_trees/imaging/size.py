@@ -82,11 +82,6 @@ def caption_resize(have: Sequence[int], want: Sequence[int]) -> str:
     return f"{_resizing(have, want)} from {times(have)} to {times(want)} (height×width)"
 
 
-def caption_digit(size: Sequence[int]) -> str:
-    """The same of a photograph, of which the digit is taken."""
-    return f"the digit found in {times(size)} (height×width)"
-
-
 def shrink(images: Float[Tensor, "*b h w"], side: int) -> Float[Tensor, "*b h2 w2"]:
     """Images whose longer side is above `side` pixels, at that size, by averages of areas."""
     zoom = side / max(images.shape[-2:])

@@ -7,7 +7,7 @@ import torch
 from posterior_trees.data.registry import terms_of
 from posterior_trees.errors import InputError, RecipeError
 from posterior_trees.measure import Colorize, Denoise, Downsample, Inpaint, Measurement, Paired
-from posterior_trees.models.card import card_of
+from posterior_trees.models.card import facts_of
 from posterior_trees.networks.residual import ResidualUNet
 from posterior_trees.networks.unet import UNet
 from posterior_trees.predictor import TreePredictor
@@ -62,7 +62,7 @@ def build_predictor(recipe: Recipe, device: str | torch.device = "cpu") -> TreeP
         multiple=network.multiple,
         padding=recipe.network.padding,
         name=recipe.task,
-        about={"card": card_of(recipe), **terms(recipe)},
+        about={**facts_of(recipe), **terms(recipe)},
     )
 
 

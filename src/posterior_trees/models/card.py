@@ -36,6 +36,7 @@ ABOUT = {
     "input_brightness": (float, float),
     "region_pixels": (float, float, float),
     "calibration": dict,
+    "frame": {"size": (int, int), "at": (float, float, float, float)},
     "speed": {"seconds": float, "threads": int, "size": (int, int)},
     "command": str,
     "test": {"n": int, "model": str, "psnr": SCORES, "psnr_hole": SCORES, "nll": SCORES},
@@ -45,6 +46,16 @@ LINES = {"task": "Task", "takes": "Pictures", "prepare": "Your own picture", "sc
          "unfit": "Not for", "origin": "Origin", "speed": "Speed", "terms": "Terms",
          "data": "Data", "method": "Method"}  # fmt: skip
 TITLES = {"psnr_hole": "PSNR of the hidden part", "psnr": "PSNR", "nll": "NLL"}
+
+
+def facts_of(recipe: Recipe) -> dict[str, Any]:
+    """What a model says of itself by its recipe: the card, and the frame of what is imported."""
+    known = find_known(recipe.data.name)
+    facts: dict[str, Any] = {"card": card_of(recipe)}
+    if known and known.frame:
+        size = list(recipe.data.size or (known.side, known.side))
+        facts["frame"] = {"size": size, "at": list(known.frame)}
+    return facts
 
 
 def card_of(recipe: Recipe) -> dict[str, str]:

@@ -15,7 +15,7 @@ from posterior_trees import store
 from posterior_trees.errors import ModelError, plural
 from posterior_trees.guarantee.certificate import PREFIX, Guarantee
 from posterior_trees.models.build import build_predictor, check_own, terms
-from posterior_trees.models.card import ABOUT, card_of
+from posterior_trees.models.card import ABOUT, facts_of
 from posterior_trees.models.hub import fetch, is_address
 from posterior_trees.models.shelf import KNOWN, how_to_get, list_models
 from posterior_trees.predictor import TreePredictor
@@ -74,8 +74,9 @@ def load(
         check_own(predictor, recipe)
         check_layout(predictor.network, shapes, str(file))
     weights, kept = read_tensors(file)
-    card = card_of(recipe) | facts["about"].get("card", {})  # an older file's says less
-    predictor.about = {**facts["about"], "card": card, **terms(recipe)}
+    said = facts_of(recipe)  # an older file says less
+    card = said["card"] | facts["about"].get("card", {})
+    predictor.about = {**said, **facts["about"], "card": card, **terms(recipe)}
     if recipe.data.split == "well":
         predictor.about["kept_whole"] = "well"
     predictor.network.load_state_dict(weights)

@@ -19,7 +19,7 @@ from posterior_trees.errors import InputError
 from posterior_trees.explore.content import SIDE, Measure, describe_trees
 from posterior_trees.imaging.adjust import describe_misfit
 from posterior_trees.imaging.size import times
-from posterior_trees.pictures.digits.doubt import describe_doubt
+from posterior_trees.pictures.importers import doubt_unprepared
 from posterior_trees.pictures.nuclei.magnification import describe_magnification
 from posterior_trees.pictures.reading import Picture, Reading, Source, read
 from posterior_trees.pictures.tiles import OVERLAP, TILE, Map, Part, needs_tiles, predict_tiled
@@ -112,7 +112,7 @@ def is_measured_here(predictor: Predictor, picture: Picture) -> bool:
 
 def warn_of(picture: Picture, made: Answer, warn: Callable[[str], object]) -> None:
     """Say what is to be said of a picture, but for what was asked for."""
-    is_asked = picture.reading.digit or picture.reading.scale != 1
+    is_asked = picture.reading.importer or picture.reading.scale != 1
     for key, words in made.remarks.items():
         if not (is_asked and key == "resized"):
             warn(f"{picture.name}: {words}")
@@ -137,9 +137,13 @@ def _predict(
 def _doubt(predictor: Predictor, picture: Picture, see: Callable[[Tensor], Tensor]) -> str:
     """Why a file may not be what the model was trained on."""
     assert picture.stored is not None
-    is_digit, done = picture.reading.digit, picture.reading.adjustment
-    found = describe_doubt(picture.stored, predictor.measurement) if is_digit else ""
-    return found or describe_misfit(picture.stored, done, predictor, see, is_digit)
+    importer, done = picture.reading.importer, picture.reading.adjustment
+    if importer:
+        found = importer.doubt(picture.stored, predictor)
+    else:
+        found = doubt_unprepared(picture.stored, bool(picture.resized), predictor)
+    is_imported = importer is not None and importer.is_grey
+    return found or describe_misfit(picture.stored, done, predictor, see, is_imported)
 
 
 def _whole_blocks(pixels: Float[Tensor, "b c h w"], block: int) -> Float[Tensor, "b c h2 w2"]:

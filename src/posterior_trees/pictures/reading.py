@@ -21,14 +21,13 @@ from torch import Tensor
 
 from posterior_trees.data.memory import refuse_what_cannot_fit
 from posterior_trees.errors import DataError, InputError, MissingError
-from posterior_trees.imaging.adjust import Adjustment, refuse_with_digit
+from posterior_trees.imaging.adjust import Adjustment
 from posterior_trees.imaging.decode import Stored, fit_values, has_more_images
 from posterior_trees.imaging.guarded import decode_picture, picture_header
 from posterior_trees.imaging.ome_zarr import is_zarr
 from posterior_trees.imaging.size import (
     block_means,
     block_of,
-    caption_digit,
     caption_resize,
     check_scale,
     scale_size,
@@ -44,7 +43,8 @@ from posterior_trees.imaging.source import (
 from posterior_trees.imaging.source import Source as PlaneOfFile
 from posterior_trees.imaging.tiff import is_tiff
 from posterior_trees.pictures.arrays import from_memory
-from posterior_trees.pictures.digits.find import check_takes_digits, find_digit, takes_digits
+from posterior_trees.pictures.digits.find import takes_digits
+from posterior_trees.pictures.importers import Importer, choose_importer, refuse_beside
 from posterior_trees.predictor import Predictor
 from posterior_trees.tree import level_sizes
 
@@ -57,15 +57,15 @@ class Reading(NamedTuple):
     """What is done to a picture before it is predicted; by default nothing.
 
     `resize` cuts the centre of a file and brings it to the size of a model that takes one only,
-    `digit` finds the handwritten digit in it, and `scale` makes it larger or smaller for a model
-    that takes any size. `is_clean` says whether the picture is the clean image, to be measured by
-    the model's own measurement, or the measurement; None: what such a model usually gets. `plane`
-    is which of a file's planes is meant, and a `scale` of None comes from the size of its pixels
-    and of the model's.
+    `importer` makes the model's kind of picture of it (the digit of a photograph, say), and
+    `scale` makes it larger or smaller for a model that takes any size. `is_clean` says whether
+    the picture is the clean image, to be measured by the model's own measurement, or the
+    measurement; None: what such a model usually gets. `plane` is which of a file's planes is
+    meant, and a `scale` of None comes from the size of its pixels and of the model's.
     """
 
     resize: bool = False
-    digit: bool = False
+    importer: Importer | None = None
     scale: float | int | None = 1.0
     adjustment: Adjustment = Adjustment()
     is_clean: bool | None = None
@@ -77,6 +77,8 @@ class Reading(NamedTuple):
         *,
         resize: bool = False,
         digit: bool = False,
+        align: Sequence[float | int] | None = None,
+        lines: bool = False,
         scale: float | int | None = 1.0,
         levels: Sequence[float | int] | None = None,
         gamma: float | int = 1.0,
@@ -88,16 +90,19 @@ class Reading(NamedTuple):
         `gamma` bends what is between:
         $v \mapsto \operatorname{clip}(\tfrac{v - lo}{hi - lo}, 0, 1)^\gamma$. A camera's 12 bits in
         a 16-bit file need them, and floating-point values beyond [0, 1]. `invert` then exchanges
-        black and white."""
-        return cls(resize, digit, scale, Adjustment.of(levels, gamma, invert), is_clean, plane)
+        black and white.
+
+        `digit` finds the handwritten digit of a photograph, `align` cuts a portrait around its eyes
+        (x and y of both), and `lines` makes thin black lines of a drawing."""
+        importer = choose_importer(digit, align, lines)
+        return cls(resize, importer, scale, Adjustment.of(levels, gamma, invert), is_clean, plane)
 
     def check(self, predictor: Predictor) -> None:
         """Refuse what contradicts itself or the model."""
         measurement = predictor.measurement
-        if self.digit:
-            scale = self.scale or 0.0
-            refuse_with_digit(self.adjustment, self.resize, self.is_clean is False, scale)
-            check_takes_digits(predictor)
+        if self.importer:
+            refuse_beside(self.importer, self._given())
+            self.importer.check(predictor)
         if self.scale is not None:
             check_scale(self.scale, measurement)
         if self.is_clean and not measurement.is_computable:
@@ -105,6 +110,17 @@ class Reading(NamedTuple):
                 "this model was trained on pairs and cannot measure a clean picture: give it the "
                 "measurement itself"
             )
+
+    def _given(self) -> dict[str, bool]:
+        """Which options were given."""
+        return {
+            "--measured": self.is_clean is False,
+            "--resize": self.resize,
+            "--scale": self.scale != 1,
+            "--levels": self.adjustment.levels is not None,
+            "--gamma": self.adjustment.gamma != 1,
+            "--invert": self.adjustment.is_inverted,
+        }
 
 
 class Origin(NamedTuple):
@@ -156,7 +172,8 @@ def read(
         known, stamp = plane.pixel_size and plane.pixel_size[0], plane.stack.stamp
         channel = plane.channels[plane.channel]
     want = stored.shape[-2:]
-    resized = caption_digit(have) if reading.digit else caption_resize(have, want)
+    importer = reading.importer
+    resized = importer.caption(have, predictor) if importer else caption_resize(have, want)
     origin = Origin(known, 1 / (reading.scale or 1), stamp, channel)
     pixels = reading.adjustment.apply(stored, name)
     return Picture(name, pixels, reading, stored, resized, origin)
@@ -228,8 +245,9 @@ def _read_file(
     picture's own height and width."""
     wanted = _channels(predictor)
     height, width, *_ = picture_header(content, name)
-    if reading.digit:
-        return find_digit(decode_picture(content, name, 1), name), (height, width)
+    if importer := reading.importer:
+        values = decode_picture(content, name, 1 if importer.is_grey else wanted)
+        return importer.make(values, predictor, name), (height, width)
     size, block = _size((height, width), predictor, reading, name)
     stored = decode_picture(content, name, wanted, () if block else size, is_cut=reading.scale == 1)
     stored = block_means(stored, block) if block else stored
@@ -242,9 +260,10 @@ def _read_plane(
 ) -> tuple[Stored, tuple[int, int]]:
     """The same of a microscope's file."""
     wanted = _channels(predictor)
-    if reading.digit:
+    if importer := reading.importer:
         values = plane.read(slice(None), slice(None))
-        return find_digit(fit_values(values, name, 1), name), plane.shape
+        values = fit_values(values, name, 1 if importer.is_grey else wanted)
+        return importer.make(values, predictor, name), plane.shape
     size, block = _size(plane.shape, predictor, reading, name)
     values = plane.read(slice(None), slice(None))
     stored = fit_values(values, name, wanted, () if block else size, is_cut=reading.scale == 1)

@@ -14,6 +14,7 @@ from torch import Tensor
 from posterior_trees.errors import DataError, plural
 from posterior_trees.explore.content import png_url
 from posterior_trees.imaging.guarded import decode_picture, picture_header
+from posterior_trees.pictures.lines import takes_lines
 from posterior_trees.predictor import Predictor
 
 NOTE = (
@@ -26,8 +27,12 @@ SMALL = 64
 
 def describe_paper(predictor: Predictor) -> dict | None:
     """What the page needs to show a picture with its hole: the size, the model's own hole, and
-    whether pictures of this kind can be drawn; None where the measurement hides nothing."""
+    whether pictures of this kind can be drawn, with which `ink`. Drawings of lines have no hole.
+    None where there is nothing to hide or to draw."""
     measurement = predictor.measurement
+    if takes_lines(predictor):
+        size = list(predictor.about["frame"]["size"])
+        return {"size": size, "hole": None, "can_draw": True, "ink": "black"}
     if measurement.hole is None or measurement.hole.ndim < 2:
         return None
     size = measurement.hole.shape[-2:]
@@ -36,6 +41,7 @@ def describe_paper(predictor: Predictor) -> dict | None:
         "size": list(size),
         "hole": png_url(Image.fromarray(hidden.numpy())),
         "can_draw": max(size) <= SMALL and predictor.channels == 1,
+        "ink": "white",
     }
 
 

@@ -8,6 +8,7 @@
          &clean=1                               measure it first; 0: it is the measurement
          &levels=LO,HI&gamma=1                  stored values that become black and white
          &digit=0                               1: find the handwritten digit in it
+         &align=X1,Y1,X2,Y2&lines=0             cut it around these eyes; 1: find the lines in it
          &scale=1                               0.5: take it at half its size
 
 Safe by default: `guard` decides who is answered, and no path of a client's is ever opened. Bytes
@@ -30,7 +31,7 @@ from posterior_trees.explore.export import (
     served_page,
     static,
 )
-from posterior_trees.pictures.digits.find import takes_digits
+from posterior_trees.pictures.importers import describe_way
 from posterior_trees.pictures.reading import Reading
 from posterior_trees.predictor import Predictor
 from posterior_trees.serve.ask import Limits, ask
@@ -178,26 +179,30 @@ def split_body(content: bytes, count: str) -> tuple[bytes, bytes | None]:
 def read_query(query: Mapping[str, str]) -> Reading:
     """What a client wants done to a picture."""
     try:
-        levels = [float(part) for part in query.get("levels", "").split(",") if part.strip()]
+        levels, eyes = (
+            [float(part) for part in query.get(key, "").split(",") if part.strip()]
+            for key in ("levels", "align")
+        )
         gamma = float(query.get("gamma") or 1)
     except ValueError:
-        raise RefusedError(422, "levels are two numbers LO,HI, and gamma is one") from None
+        words = "levels are two numbers LO,HI, gamma is one, and align has four: X1,Y1,X2,Y2"
+        raise RefusedError(422, words) from None
     try:
         scale = float(query.get("scale") or 1)
     except ValueError:
         raise RefusedError(422, "the scale is one number, 0.5 for half the size") from None
     return Reading.of(
-        resize=query.get("resize") == "1", digit=query.get("digit") == "1", scale=scale,
+        resize=query.get("resize") == "1", digit=query.get("digit") == "1",
+        align=eyes or None, lines=query.get("lines") == "1", scale=scale,
         levels=levels or None, gamma=gamma, invert=query.get("invert") == "1",
         is_clean={"0": False, "1": True}.get(query.get("clean")),
     )  # fmt: skip
 
 
 def describe_server(predictor: Predictor, limits: Limits, proposed: Reading) -> dict:
-    """What the page needs to know to ask for trees of new pictures; `digit` is null where the model
-    is of something else, and `scale` where it takes one size."""
+    """What the page needs to know to ask for trees of new pictures; `scale` is null where the model
+    takes one size."""
     measurement, adjustment = predictor.measurement, proposed.adjustment
-    is_of_digits = takes_digits(predictor)
     is_clean = measurement.is_picture_clean if proposed.is_clean is None else proposed.is_clean
     return {
         "megabytes": limits.megabytes,
@@ -207,7 +212,7 @@ def describe_server(predictor: Predictor, limits: Limits, proposed: Reading) -> 
         "levels": adjustment.levels,
         "gamma": adjustment.gamma,
         "invert": adjustment.is_inverted,
-        "digit": proposed.digit if is_of_digits else None,
+        **describe_way(predictor, proposed.importer),
         "size": measurement.size or None,
         "resize": proposed.resize,
         "scale": None if measurement.size else proposed.scale,

@@ -1,10 +1,10 @@
-"""What a page shows before anybody gives it a picture: the user's files, or the sample digits."""
+"""What a page shows before anybody gives it a picture: the user's files, or sample pictures."""
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from posterior_trees.assets import sample_digits
+from posterior_trees.assets import SIZES, sample_pictures
 from posterior_trees.errors import DataError, plural
 from posterior_trees.explore.content import Measure
 from posterior_trees.models.card import says
@@ -14,7 +14,7 @@ from posterior_trees.predictor import Predictor
 from posterior_trees.tree import Tree
 
 SAMPLES = 12
-"""How many of the sample digits a served page begins with."""
+"""How many of them a served page begins with."""
 
 
 def describe_start(
@@ -26,15 +26,15 @@ def describe_start(
     measures: Mapping[str, Measure] | None = None,
     warn: Callable[[str], object] = warnings.warn,
 ) -> list[dict]:
-    """Examples of the given files, or of sample digits where the model takes digits; `warn` hears
-    of files that do not fit the model or its size."""
+    """Examples of the given files, or of the samples that the model's card names; `warn` hears of
+    files that do not fit the model or its size."""
     reading = reading or Reading()
     reading.check(predictor)
     pictures = [read(file, predictor, reading) for file in files]
     names = [file.name for file in files]
-    if not files and says(predictor, "samples") == "digits":
-        pictures = [read(digit, predictor) for digit in sample_digits(SAMPLES)]
-        names = [f"digit {i + 1}" for i in range(len(pictures))]
+    if not files and (kind := says(predictor, "samples")) in SIZES:
+        pictures = [read(sample, predictor) for sample in sample_pictures(kind, SAMPLES)]
+        names = [f"{kind.removesuffix('s')} {i + 1}" for i in range(len(pictures))]
     others = {name: _load_trees(file, len(pictures)) for name, file in rivals}
     examples = []
     for i, (name, picture) in enumerate(zip(names, pictures, strict=True)):

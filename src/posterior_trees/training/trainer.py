@@ -22,7 +22,7 @@ from posterior_trees.errors import RunError
 from posterior_trees.evaluation.score import validate
 from posterior_trees.lock import hold
 from posterior_trees.models.build import build_predictor, check_own
-from posterior_trees.models.card import card_of
+from posterior_trees.models.card import facts_of
 from posterior_trees.models.checkpoint import (
     find_difference,
     provenance,
@@ -269,4 +269,4 @@ class Trainer:
         facts = {"epochs": self.step / self.steps_per_epoch, "step": self.step}
         if "start" in self.predictor.about:
             facts["start"] = self.predictor.about["start"]
-        return {"card": card_of(self.recipe), **provenance(), **facts, **self.image_facts}
+        return {**facts_of(self.recipe), **provenance(), **facts, **self.image_facts}

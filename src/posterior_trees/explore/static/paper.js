@@ -10,6 +10,7 @@ const WORDS = {
   draw: "Draw: every stroke grows a new tree. What is under the grey, the model does not see.",
   hide: "Paint over what the model must not see. The arrow keys move the hole.",
   show: "Uncover what the model may see. The arrow keys move the hole.",
+  lines: "Draw the outlines: every stroke grows a new tree.",
 };
 const ARROWS_OF_HOLE = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] };
 
@@ -18,6 +19,7 @@ const paper = {
   zoom: 1, // canvas pixels per pixel of the model
   hole: null,
   own: null, // the hole that the model was trained with
+  ink: "white", // on black; lines are black on white
   picture: null, // the bytes of an example; null: what is drawn
   title: "drawing",
   onChange: null,
@@ -27,15 +29,16 @@ const tool = () => document.querySelector("#paper-tools :checked").value;
 const hiddenIn = (hole) => hole.reduce((sum, value) => sum + value, 0);
 const isOwnHole = () => paper.hole.every((value, i) => value === paper.own[i]);
 
-export async function makePaper({ size, hole, can_draw: canDraw }, onChange) {
+export async function makePaper({ size, hole, can_draw: canDraw, ink }, onChange) {
   const zoom = Math.max(1, Math.round(WIDTH / size[1]));
-  Object.assign(paper, { size, zoom, onChange });
+  Object.assign(paper, { size, zoom, ink, onChange });
   for (const [id, scale] of [["draw", zoom], ["hole", 1]]) {
     Object.assign($(id), { width: size[1] * scale, height: size[0] * scale });
   }
-  paper.own = await readHole(hole);
+  paper.own = hole ? await readHole(hole) : new Uint8Array(size[0] * size[1]);
   paper.hole = paper.own.slice();
   $("drawing").hidden = false;
+  $("paper-tools").hidden = $("take-example").hidden = !hole; // lines are drawn, nothing is hidden
   $("tool-draw").hidden = !canDraw;
   $("clear-drawing").hidden = !canDraw;
   $("paper-tools").querySelector(canDraw ? "[value=draw]" : "[value=hide]").checked = true;
@@ -61,15 +64,16 @@ function showHole() {
   const veil = pen.createImageData(width, height);
   paper.hole.forEach((value, i) => veil.data.set([128, 128, 128, value ? 170 : 0], 4 * i));
   pen.putImageData(veil, 0, 0);
-  $("hole").setAttribute("aria-label", `The picture with its hole of ${hiddenIn(paper.hole)} ` +
-    "pixels. Arrow keys move the hole.");
+  const hidden = hiddenIn(paper.hole);
+  $("hole").setAttribute("aria-label", hidden ? `The picture with its hole of ${hidden} pixels. ` +
+    "Arrow keys move the hole." : "Paper to draw on");
   $("hole-note").hidden = $("own-hole").hidden = isOwnHole();
-  $("paper-words").textContent = WORDS[tool()];
+  $("paper-words").textContent = hidden ? WORDS[tool()] : WORDS.lines;
 }
 
 function clearPaper() {
   const canvas = $("draw"), pen = canvas.getContext("2d");
-  pen.fillStyle = "black";
+  pen.fillStyle = paper.ink === "black" ? "white" : "black";
   pen.fillRect(0, 0, canvas.width, canvas.height);
   Object.assign(paper, { picture: null, title: "drawing" });
 }
@@ -100,7 +104,8 @@ export function renderPaper() {
 function drawStroke(from, to) {
   const pen = $("draw").getContext("2d");
   paper.picture = null;
-  Object.assign(pen, { strokeStyle: "white", lineWidth: 2.1 * paper.zoom, lineCap: "round" });
+  const width = paper.ink === "black" ? 1.4 : 2.1; // of lines, and of digits
+  Object.assign(pen, { strokeStyle: paper.ink, lineWidth: width * paper.zoom, lineCap: "round" });
   pen.beginPath();
   pen.moveTo(...from.map((v) => v * paper.zoom));
   pen.lineTo(...to.map((v) => v * paper.zoom));
@@ -165,7 +170,7 @@ function listenToPaper() {
   top.addEventListener("pointerup", lift);
   top.addEventListener("pointercancel", lift);
   top.addEventListener("keydown", (event) => {
-    if (!ARROWS_OF_HOLE[event.key]) return;
+    if (!ARROWS_OF_HOLE[event.key] || !hiddenIn(paper.hole)) return;
     event.preventDefault();
     event.stopPropagation();
     moveHole(ARROWS_OF_HOLE[event.key]);
@@ -200,7 +205,7 @@ function smallDrawing() {
   const [height, width] = paper.size, canvas = element("canvas", { width, height });
   const pen = canvas.getContext("2d");
   pen.imageSmoothingQuality = "high";
-  pen.filter = "blur(0.4px)";
+  pen.filter = paper.ink === "black" ? "none" : "blur(0.4px)";
   pen.drawImage($("draw"), 0, 0, width, height);
   return canvas;
 }

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from posterior_trees.imaging.regions import label
 from posterior_trees.measure import Measurement
-from posterior_trees.pictures.digits.find import stroke_width
+from posterior_trees.pictures.ink import stroke_width
 
 WIDEST = 5.0
 """Pixels, of 28, that strokes may be wide."""

@@ -1,0 +1,80 @@
+"""What makes a model's pictures of others: a digit of a photograph, a face cut around its eyes,
+thin lines of a drawing. A model's card names its own."""
+
+from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+
+from posterior_trees.errors import InputError
+from posterior_trees.imaging.decode import Stored
+from posterior_trees.pictures.digits.find import Digit, takes_digits
+from posterior_trees.pictures.eyes import Eyes, side_of, takes_eyes
+from posterior_trees.pictures.lines import Lines, is_no_map, takes_lines
+from posterior_trees.predictor import Predictor
+
+
+@runtime_checkable
+class Importer(Protocol):
+    """Makes the picture that a model takes of the values of a file, which it gets as they are.
+    `does` says what it does by itself, and `excludes` which options are then left out."""
+
+    @property
+    def option(self) -> str: ...
+    @property
+    def does(self) -> str: ...
+    @property
+    def excludes(self) -> frozenset[str]: ...
+    @property
+    def is_grey(self) -> bool: ...
+
+    def check(self, predictor: Predictor) -> None: ...
+    def make(self, stored: Stored, predictor: Predictor, name: str) -> np.ndarray: ...
+    def caption(self, size: tuple[int, int], predictor: Predictor) -> str: ...
+    def doubt(self, stored: Stored, predictor: Predictor) -> str: ...
+
+
+def choose_importer(
+    digit: bool = False, align: Sequence[float | int] | None = None, lines: bool = False
+) -> Importer | None:
+    """The one that was asked for."""
+    asked: list[Importer] = [Digit()] if digit else []
+    asked += [Eyes(tuple(map(float, align)))] if align else []
+    asked += [Lines()] if lines else []
+    if len(asked) > 1:
+        names = " and ".join(importer.option for importer in asked)
+        raise InputError(f"{names} make different pictures of one: give one of them")
+    return asked[0] if asked else None
+
+
+def refuse_beside(importer: Importer, given: dict[str, bool]) -> None:
+    """Refuse options that an importer leaves nothing to do."""
+    found = [name for name in sorted(importer.excludes) if given[name]]
+    if found:
+        raise InputError(f"{importer.option} {importer.does}: leave {' and '.join(found)} out")
+
+
+def doubt_unprepared(stored: Stored, is_resized: bool, predictor: Predictor) -> str:
+    """Why a picture that nothing was made of may be none of the model's."""
+    task = f"the task {predictor.name!r}" if predictor.name else "this model"
+    if takes_eyes(predictor) and (is_resized or stored.shape[-2:] != side_of(predictor)):
+        return (
+            f"{task} knows pictures that are cut around both eyes, and nobody said where they are "
+            "in this one: mark them (--align X1 Y1 X2 Y2, or on the page) if it is not cut so"
+        )
+    if takes_lines(predictor) and is_no_map(stored):
+        return (
+            f"{task} knows thin black lines on white, and this picture has greys or much black: "
+            "let --lines (on the page tick it) find the lines of a drawing"
+        )
+    return ""
+
+
+def describe_way(predictor: Predictor, proposed: Importer | None) -> dict:
+    """What the page has to know of a model's own importer: null where it has none, for `digit` and
+    `lines` whether they are proposed, for `align` where the eyes come to lie."""
+    return {
+        "digit": isinstance(proposed, Digit) if takes_digits(predictor) else None,
+        "lines": isinstance(proposed, Lines) if takes_lines(predictor) else None,
+        "align": predictor.about["frame"]["at"] if takes_eyes(predictor) else None,
+    }

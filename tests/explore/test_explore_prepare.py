@@ -1,0 +1,140 @@
+"""Pictures that a model's importer prepares, in a real browser: marked eyes, drawn lines."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from browsing import picture_of, press, serving
+from PIL import Image, ImageDraw
+
+from posterior_trees import Colorize, Paired, TreePredictor, UNet
+from posterior_trees.serve.server import make_app
+
+
+def predictor_of(measurement: Any, importer: str, at: tuple[float, ...]) -> TreePredictor:
+    torch.manual_seed(0)
+    network = UNet(measurement.channels(3), 3, 4, width=8, steps=2)
+    about = {"card": {"importer": importer}, "frame": {"size": [64, 64], "at": list(at)}}
+    return TreePredictor(network, measurement, branching=2, depth=2, channels=3, name=importer,
+                         about=about).eval()  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def faces():
+    with serving(make_app(predictor_of(Colorize(), "eyes", (0.375, 0.474, 0.631, 0.474)))) as home:
+        yield home
+
+
+@pytest.fixture(scope="module")
+def shoes():
+    with serving(make_app(predictor_of(Paired(3, 1), "lines", (0.08, 0.08, 0.91, 0.79)))) as home:
+        yield home
+
+
+def drag_to(opened: Any, mark: str, x: float, y: float) -> None:
+    """A mark to a place of the portrait, in shares of it."""
+    box = opened.locator("#portrait").bounding_box()
+    opened.locator(mark).hover()
+    opened.mouse.down()
+    opened.mouse.move(box["x"] + x * box["width"], box["y"] + y * box["height"], steps=3)
+    opened.mouse.up()
+
+
+def test_eyes_that_are_marked_come_to_lie_where_the_model_wants_them(
+    visit: Callable[..., Any], faces: str, tmp_path: Path
+) -> None:
+    picture = Image.new("RGB", (400, 300), (200, 180, 160))
+    for x, y in ((160, 140), (220, 150)):
+        ImageDraw.Draw(picture).ellipse([x - 8, y - 8, x + 8, y + 8], fill=(10, 10, 10))
+    picture.save(tmp_path / "portrait.png")
+    opened = visit(faces)
+    opened.wait_for_selector("body.ready")
+    opened.locator("#file").set_input_files(tmp_path / "portrait.png")
+    opened.wait_for_selector("#eyes", state="visible")
+    drag_to(opened, "#eye-left", 160 / 400, 140 / 300)
+    drag_to(opened, "#eye-right", 225 / 400, 150 / 300)
+    opened.locator("#eye-right").focus()
+    press(opened, *["ArrowLeft"] * 3)  # 4.8 pixels
+    opened.locator("#take-eyes").click()
+    opened.wait_for_selector("#examples button")
+    assert "Cut around the eyes from 300×400" in opened.locator("#resized").inner_text()
+    dark = picture_of(opened, "#input").min(axis=2) < 80
+    columns = np.nonzero(dark[int(0.474 * 64)])[0]
+    assert abs(columns.min() + columns.max() - 64 * (0.375 + 0.631)) < 5
+    assert dark[int(0.474 * 64), round(0.375 * 64)]
+    assert dark[int(0.474 * 64), round(0.631 * 64)]
+
+
+def test_a_portrait_that_is_cut_already_is_taken_and_doubted_in_words(
+    visit: Callable[..., Any], faces: str, tmp_path: Path
+) -> None:
+    Image.linear_gradient("L").convert("RGB").resize((80, 100)).save(tmp_path / "mine.png")
+    opened = visit(faces)
+    opened.wait_for_selector("body.ready")
+    opened.locator("#file").set_input_files(tmp_path / "mine.png")
+    opened.locator("#no-eyes").click()
+    opened.wait_for_selector("#examples button")
+    assert "cut around both eyes, and nobody said" in opened.locator("#note").inner_text()
+
+
+def test_a_portrait_is_left_for_another_one(
+    visit: Callable[..., Any], faces: str, tmp_path: Path
+) -> None:
+    """Closing the panel forgets it; a second file takes its place; only one is asked about."""
+    for name in ("one.png", "two.png"):
+        Image.linear_gradient("L").convert("RGB").save(tmp_path / name)
+    opened = visit(faces)
+    opened.wait_for_selector("body.ready")
+    opened.locator("#file").set_input_files(tmp_path / "one.png")
+    opened.wait_for_selector("#eyes", state="visible")
+    press(opened, "Escape")
+    opened.wait_for_selector("#eyes", state="hidden")
+    opened.locator("#own-button").click()
+    for name in ("one.png", "two.png"):
+        opened.locator("#file").set_input_files(tmp_path / name)
+        opened.wait_for_selector("#eyes", state="visible")
+    opened.locator("#take-eyes").click()
+    opened.wait_for_selector("#examples button")
+    assert opened.locator("#examples button").all_inner_texts() == ["two.png"]
+
+
+def test_lines_are_drawn_black_on_white_where_they_stand(
+    visit: Callable[..., Any], shoes: str
+) -> None:
+    opened = visit(shoes)
+    opened.wait_for_selector("body.ready")
+    assert opened.locator("#paper-tools").is_hidden()
+    paper = opened.locator("#hole").bounding_box()
+
+    def place(x: float, y: float) -> tuple[float, float]:
+        return paper["x"] + x / 64 * paper["width"], paper["y"] + y / 64 * paper["height"]
+
+    opened.mouse.move(*place(16, 40))
+    opened.mouse.down()
+    opened.mouse.move(*place(48, 40), steps=8)
+    opened.mouse.up()
+    opened.wait_for_selector("#examples button")
+    lines = picture_of(opened, "#input").min(axis=2)
+    rows, columns = np.nonzero(lines < 128)
+    assert set(np.unique(lines)) == {0, 255}
+    assert abs(rows.mean() - 40) < 1.5
+    assert (columns.min(), columns.max()) == (pytest.approx(16, abs=2), pytest.approx(48, abs=2))
+    assert len(rows) < 40  # one pixel thin
+
+
+def test_a_drawing_is_taken_with_thick_lines(
+    visit: Callable[..., Any], shoes: str, tmp_path: Path
+) -> None:
+    picture = Image.new("L", (300, 220), 230)
+    ImageDraw.Draw(picture).line([(40, 150), (50, 70), (250, 150), (40, 150)], fill=20, width=7)
+    picture.save(tmp_path / "shoe.png")
+    opened = visit(shoes)
+    opened.wait_for_selector("body.ready")
+    opened.locator("#lines").check()
+    opened.locator("#file").set_input_files(tmp_path / "shoe.png")
+    opened.wait_for_selector("#examples button")
+    assert "The lines found in 220×300" in opened.locator("#resized").inner_text()
+    assert (picture_of(opened, "#input") > 128).mean() > 0.85
