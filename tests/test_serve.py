@@ -1,5 +1,6 @@
 """The explorer's server on a real address: slow, half-sent, many and lost requests, and its end."""
 
+import asyncio
 import contextlib
 import os
 import re
@@ -9,10 +10,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -148,6 +149,29 @@ def test_large_uploads_beyond_what_is_held_read_their_refusal(
         assert code_of(answer_of(send(port, upload(png(picture()))))) == 200
 
 
+def test_of_many_that_come_at_once_some_are_whole() -> None:
+    """Who is refused holds nothing any more, and those who are not go on."""
+
+    class Upload:
+        headers: ClassVar = {}
+
+        async def stream(self) -> AsyncIterator[bytes]:
+            for _ in range(8):
+                yield b"x"
+                await asyncio.sleep(0)
+
+    async def send(arrivals: body.Arrivals) -> bytes:
+        with arrivals.counted() as take:
+            return await body.read_body(Upload(), 1, take)
+
+    async def crowd(arrivals: body.Arrivals) -> list[bytes | BaseException]:
+        return await asyncio.gather(*(send(arrivals) for _ in range(5)), return_exceptions=True)
+
+    answers = asyncio.run(crowd(body.Arrivals(10.0)))
+    assert b"x" * 8 in answers
+    assert {getattr(answer, "status", 200) for answer in answers} == {200, 503}
+
+
 def test_what_is_held_is_given_back() -> None:
     arrivals = body.Arrivals(10.0)
 
@@ -155,6 +179,7 @@ def test_what_is_held_is_given_back() -> None:
         with arrivals.counted() as take:
             assert take(7)
             assert not take(4)
+            assert arrivals.held == 0
             assert take(3)
             raise ZeroDivisionError
 

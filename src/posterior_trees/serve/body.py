@@ -6,6 +6,7 @@ asked for only with the whole body there, so that slow senders keep nobody from 
 """
 
 import asyncio
+import math
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, contextmanager
 from typing import Any
@@ -30,20 +31,22 @@ class Arrivals:
 
     @contextmanager
     def counted(self) -> Any:
-        """What `take` adds within is given back in the end."""
-        taken = [0]
+        """What `take` adds within is given back in the end, or where there is no room for more:
+        of many that come at once some would else never be whole."""
+        taken = 0
 
-        def take(count: int) -> bool:
-            if self.held + count > self.most:
-                return False
+        def take(count: float | int) -> bool:
+            nonlocal taken
+            has_room = self.held + count <= self.most
+            count = count if has_room else -taken
             self.held += count
-            taken[0] += count
-            return True
+            taken += count
+            return has_room
 
         try:
             yield take
         finally:
-            self.held -= taken[0]
+            self.held -= taken
 
 
 async def read_body(request: Any, megabytes: float, take: Any) -> bytes:
@@ -60,6 +63,7 @@ async def read_body(request: Any, megabytes: float, take: Any) -> bytes:
             seen += len(part)
             if refused is None and seen > most:
                 refused = too_large
+                take(math.inf)
             elif refused is None and not take(len(part)):
                 refused = RefusedError(503, "many pictures are waiting: try again in a moment")
             if refused is None:
