@@ -184,8 +184,10 @@ def test_labels_trees_and_other_folders_are_refused(tmp_path: Path) -> None:
     zarr.open_group(plain, mode="w")
     with pytest.raises(DataError, match=rf"^{plain} has no multiscales: not OME-Zarr 0.4 or 0.5$"):
         open_source(plain)
-    with pytest.raises(DataError, match="not read over a network"):
-        open_source("https://example.org/x.ome.zarr")
+    for address in ("https://example.org/x.ome.zarr", "s3://bucket/x.zarr", Path("http://a/b.tif")):
+        for read in (open_source, lambda path: list_fields([path])):
+            with pytest.raises(DataError, match="not read over a network"):
+                read(address)
     with pytest.raises(DataError, match="does not exist"):
         open_source(tmp_path / "nowhere.tif")
 
@@ -359,8 +361,14 @@ def test_inspect_says_what_is_there_and_reads_no_pixels(
 
 def test_inspect_says_what_predict_says_of_many_frames(tmp_path: Path, capsys) -> None:
     (tmp_path / "many.gif").write_bytes(many_frames(3))
-    main(["inspect", str(tmp_path / "many.gif")])
-    assert "holds more than one image" in capsys.readouterr().out
+    tifffile.imwrite(tmp_path / "one.tif", paint_field()[1])
+    with pytest.raises(SystemExit) as ended:
+        main(["inspect", *map(str, sorted(tmp_path.iterdir())), str(tmp_path / "nowhere.tif")])
+    out, err = capsys.readouterr()
+    assert ended.value.code == 1
+    assert "80×112" in out
+    assert "holds more than one image" in err
+    assert "nowhere.tif does not exist" in err
 
 
 @pytest.mark.parametrize(("kind", "name"), [("well", "../../B"), ("plate", "A/../..")])

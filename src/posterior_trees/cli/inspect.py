@@ -20,18 +20,25 @@ def add(commands: Any) -> None:
 
 
 def run_inspect(arguments: argparse.Namespace) -> None:
+    from posterior_trees.errors import DataError
     from posterior_trees.imaging.fields import WELL_PATTERN, list_fields
 
     plane = make_plane(arguments)
     pattern = arguments.well_pattern or WELL_PATTERN
     same: dict[str, list[str]] = {}
+    unread: list[DataError] = []
     for field in list_fields(arguments.inputs, arguments.filter, pattern):
         place = " ".join(filter(None, (field.plate, field.well, field.site)))
         said = f"{field.path}{f' ({place})' if place else ''}"
-        same.setdefault(describe(field.path, plane), []).append(said)
+        try:
+            same.setdefault(describe(field.path, plane), []).append(said)
+        except DataError as error:
+            unread.append(error)
     for description, names in same.items():
         print(names[0] + (f" and {len(names) - 1} more like it" if len(names) > 1 else ""))
         print(description)
+    if unread:
+        raise DataError("\n  ".join(map(str, unread)))
 
 
 def describe(path: Path, plane: "Plane") -> str:
@@ -39,10 +46,7 @@ def describe(path: Path, plane: "Plane") -> str:
     from posterior_trees.errors import DataError
     from posterior_trees.imaging.source import choose_plane, name_channels, open_any, with_axes
 
-    try:
-        stack = with_axes(open_any(path, plane), plane.axes)
-    except DataError as error:
-        return f"  {'predict':9}{error}"
+    stack = with_axes(open_any(path, plane), plane.axes)
     lines = {
         "format": stack.kind + (f", {stack.levels} levels" if stack.levels > 1 else "")
         + (f", {stack.series} series (--series)" if stack.series > 1 else ""),

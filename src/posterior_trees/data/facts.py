@@ -24,6 +24,7 @@ def describe_training(images: ImageSet, measurement: Measurement) -> dict[str, A
     """What a user's picture is later compared with, for a model's `about`."""
     facts: dict[str, Any] = {"input_brightness": brightness_range(images, measurement)}
     facts |= name_images(images)
+    facts |= {"pixel_size": images.pixel_size} if images.pixel_size else {}
     regions = region_quantiles(images)
     return facts | {"region_pixels": regions} if regions else facts
 

@@ -23,6 +23,9 @@ Indices = Integer[Tensor, "b"] | Sequence[int]
 class ImageSet:
     """Images that sit in memory as 8- or 16-bit integers: `x`, `y` or None, and `names`."""
 
+    pixel_size: float | None = None
+    """The side of a pixel in µm, where its files know it."""
+
     def __init__(
         self, x: Stored, y: Stored | None = None, names: Sequence[str] | None = None
     ) -> None:
@@ -79,7 +82,9 @@ class ImageSet:
 
     def _map(self, function, names: list[str]) -> "ImageSet":
         y = None if self._y is None else unsigned(function(self._y))
-        return ImageSet(unsigned(function(self._x)), y, names)
+        found = ImageSet(unsigned(function(self._x)), y, names)
+        found.pixel_size = self.pixel_size
+        return found
 
 
 def evenly_spaced(total: int, count: int) -> list[int]:

@@ -15,12 +15,19 @@ import numpy as np
 import torch
 from PIL import Image
 
-from posterior_trees.data.archive import Archive, open_archive
+from posterior_trees.data.archive import Archive, TarArchive, open_archive
 from posterior_trees.data.augment import check_augmentations
+from posterior_trees.data.channels import (
+    Fields,
+    check_channels,
+    folders_of,
+    open_fields,
+    pixel_size_of,
+)
 from posterior_trees.data.edges import with_edges
 from posterior_trees.data.extra import Extended, check_extra, check_extra_images, prefix_of
 from posterior_trees.data.idx import read_idx_images
-from posterior_trees.data.imageset import ImageSet
+from posterior_trees.data.imageset import ImageSet, evenly_spaced
 from posterior_trees.data.memory import free_bytes
 from posterior_trees.data.patches import cover, grid_patches
 from posterior_trees.data.pictures import (
@@ -35,9 +42,13 @@ from posterior_trees.data.registry import what_to_put
 from posterior_trees.data.shift import with_shift
 from posterior_trees.data.splits import check_split, empty, fingerprint, split_groups, split_names
 from posterior_trees.data.stream import StreamedImageSet
+from posterior_trees.data.values import block_side, check_values, is_adjusted, with_values
 from posterior_trees.errors import DataError
 from posterior_trees.imaging.decode import fit
 from posterior_trees.recipe.sections import DataSpec
+
+ASKED = 20
+"""Files of a set that are asked for the size of their pixels."""
 
 
 def load_split(
@@ -57,9 +68,13 @@ def load_split(
     if spec.kind == "idx":
         return _load_idx(spec, folder, split)
     archive, pictures, names = _list(spec, folder, split)
-    if split == "train":
+    if split == "train" and not isinstance(archive, Fields):
         check_are_images(archive, pictures.values())
     streamed = _stream(spec, archive, pictures, names)
+    if spec.scale != 1 or is_adjusted(spec) or isinstance(archive, Fields):
+        streamed.read = with_values(streamed.read, spec)
+    if split == "train" and spec.kind == "pairs" and not isinstance(archive, TarArchive):
+        streamed.pixel_size = _pixel_size(spec, archive, [pictures[name] for name in names])
     if spec.kind == "edges":
         sets = {"": spec.name} | {prefix_of(name): name for name in spec.extra}
         streamed.read = with_edges(streamed.read, folder, sets)
@@ -73,20 +88,22 @@ def load_split(
 
 def _list(
     spec: DataSpec, folder: Path, split: str
-) -> tuple[Archive, dict[str, Picture], list[str]]:
+) -> tuple[Archive | Fields, dict[str, Picture], list[str]]:
     """Where image files lie, all of them, and the names of those of a split, extras last."""
-    archive = open_archive(folder, spec.name)
+    channels = folders_of(spec)
+    if spec.kind == "pairs" and not channels:
+        archive = open_fields(folder, spec)
+    else:
+        archive = open_archive(folder, spec.name)
     if archive is None:
-        raise DataError(what_to_put(spec.name, folder, spec.kind, (spec.inputs, spec.targets)))
-    is_paired = spec.kind == "pairs"
-    pictures = (
-        list_pairs(archive, spec.inputs, spec.targets) if is_paired else list_pictures(archive)
-    )
+        raise DataError(what_to_put(spec.name, folder, spec.kind, channels))
+    is_paired = spec.kind == "pairs" and not isinstance(archive, Fields)
+    pictures = list_pairs(archive, *channels) if is_paired else list_pictures(archive.names)
     shares = {"validation": spec.validation, "test": spec.test}
     names = split_names(list(pictures), split, by=spec.split, order=spec.split_order, **shares)
-    if spec.extra and split == "train":
+    if spec.extra and split == "train" and not isinstance(archive, Fields):
         archive = Extended(archive, spec, folder)
-        pictures = list_pictures(archive)
+        pictures = list_pictures(archive.names)
         names += archive.added
     return archive, pictures, names
 
@@ -154,6 +171,8 @@ def check_spec(spec: DataSpec) -> None:
             "pairs need data.inputs and data.targets: the names of the two folders inside "
             f"{spec.name!r} that hold y and x"
         )
+    check_channels(spec)
+    check_values(spec)
     if len(spec.shift) not in (0, 2):
         raise DataError(f"data.shift is {spec.shift}; it is (rows, columns), or () for none")
     if any(spec.shift) and spec.kind != "pairs":
@@ -183,13 +202,18 @@ def _load_idx(spec: DataSpec, folder: Path, split: str) -> ImageSet:
 
 
 def _stream(
-    spec: DataSpec, archive: Archive, pictures: dict[str, Picture], names: Sequence[str]
+    spec: DataSpec, archive: Archive | Fields, pictures: dict[str, Picture], names: Sequence[str]
 ) -> StreamedImageSet:
     """The named pictures, each whole if all are of one size, else in windows of one size."""
-    headers = read_headers(archive, [pictures[name] for name in names])
+    if isinstance(archive, Fields):
+        headers, read = archive.headers(names), archive.read
+    else:
+        headers = read_headers(archive, [pictures[name] for name in names])
+        read = reader(archive, pictures, spec)
     if isinstance(archive, Extended):
         check_extra_images(spec, names, headers)
-    sizes = [(h.height, h.width) for h in headers]
+    side = block_side(spec)
+    sizes = [(h.height // side, h.width // side) for h in headers]
     if spec.size:
         sizes = [(spec.size[0], spec.size[1])] * len(headers)
     if len(set(sizes)) > 1 and not spec.patch:
@@ -211,6 +235,19 @@ def _stream(
         item for name, found in zip(names, sizes, strict=True) for item in cover(name, found, tile)
     ]
     values = (spec.channels + (0 if spec.kind == "images" else spec.input_channels)) * tile[0]
-    nbytes = len(items) * values * tile[1] * (2 if any(h.is_deep for h in headers) else 1)
-    read = reader(archive, pictures, spec.channels, spec.input_channels, tuple(spec.size))
+    is_deep = is_adjusted(spec) or any(header.is_deep for header in headers)
+    nbytes = len(items) * values * tile[1] * (2 if is_deep else 1)
     return StreamedImageSet(read, items, (spec.channels, *tile), nbytes)
+
+
+def _pixel_size(
+    spec: DataSpec, archive: Archive | Fields, pictures: Sequence[Picture]
+) -> float | None:
+    """The side in µm of what the network sees as a pixel, by some of the files; None if nobody
+    knows."""
+    if spec.size:
+        return None
+    some = [pictures[i].y or pictures[i].x for i in evenly_spaced(len(pictures), ASKED)]
+    places = archive.places if isinstance(archive, Fields) else {}
+    side = pixel_size_of(places.get(name, archive.where / name) for name in some)
+    return side and side * block_side(spec)

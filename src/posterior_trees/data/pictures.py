@@ -11,9 +11,16 @@ from pathlib import PurePosixPath
 from typing import NamedTuple
 
 from posterior_trees.data.archive import Archive
-from posterior_trees.data.stream import Pair
+from posterior_trees.data.stream import RawPair
 from posterior_trees.errors import DataError
-from posterior_trees.imaging.decode import Header, decode, looks_like_image, read_header
+from posterior_trees.imaging.decode import (
+    Header,
+    decode,
+    decode_raw,
+    looks_like_image,
+    read_header,
+)
+from posterior_trees.recipe.sections import DataSpec
 
 
 class Picture(NamedTuple):
@@ -23,9 +30,9 @@ class Picture(NamedTuple):
     y: str | None = None
 
 
-def list_pictures(archive: Archive) -> dict[str, Picture]:
-    """Every image of the archive, by name."""
-    return {name: Picture(name) for name in archive.names}
+def list_pictures(names: Iterable[str]) -> dict[str, Picture]:
+    """Every image of an archive, by name."""
+    return {name: Picture(name) for name in names}
 
 
 def list_pairs(archive: Archive, inputs: str, targets: str) -> dict[str, Picture]:
@@ -66,21 +73,18 @@ def check_are_images(archive: Archive, pictures: Iterable[Picture]) -> None:
 
 
 def reader(
-    archive: Archive,
-    pictures: dict[str, Picture],
-    channels: int,
-    input_channels: int,
-    size: tuple[int, ...],
-) -> Callable[[str], Pair]:
+    archive: Archive, pictures: dict[str, Picture], spec: DataSpec
+) -> Callable[[str], RawPair]:
     """A function that decodes the picture of a name."""
+    as_stored = decode_raw if spec.levels else decode
 
     def pixels(file: str, channels: int):
         with archive.open(file) as opened:
-            return decode(opened, f"{archive.where}: {file}", channels, size)
+            return as_stored(opened, f"{archive.where}: {file}", channels, tuple(spec.size))
 
-    def read(name: str) -> Pair:
+    def read(name: str) -> RawPair:
         x, y = pictures[name]
-        return pixels(x, channels), None if y is None else pixels(y, input_channels)
+        return pixels(x, spec.channels), None if y is None else pixels(y, spec.input_channels)
 
     return read
 

@@ -17,9 +17,12 @@ from torch import Tensor
 from posterior_trees.data.imageset import Batch, ImageSet, Indices, Stored, as_index, to_float
 from posterior_trees.errors import DataError
 from posterior_trees.imaging.decode import Pixels
+from posterior_trees.imaging.decode import Stored as Raw
 from posterior_trees.progress import track
 
 Pair = tuple[Pixels, Pixels | None]
+RawPair = tuple[Raw, Raw | None]
+"""As a file has it, perhaps in numbers that are not of 8 or 16 bits."""
 
 
 class Window(NamedTuple):
@@ -87,13 +90,20 @@ class StreamedImageSet(ImageSet):
         return f"StreamedImageSet({len(self)} images of {self.shape}, {self.device})"
 
     def to(self, device: str | torch.device) -> "StreamedImageSet":
-        return StreamedImageSet(self.read, self.items, self.shape, self.nbytes, device)
+        return self._like(self.items, self.nbytes, device)
 
     def subset(self, indices: Indices) -> "StreamedImageSet":
         """A set of only these images, in this order."""
         items = [self.items[i] for i in as_index(indices).tolist()]
         nbytes = self.nbytes * len(items) // max(len(self), 1)
-        return StreamedImageSet(self.read, items, self.shape, nbytes, self.device)
+        return self._like(items, nbytes, self.device)
+
+    def _like(
+        self, items: Sequence[Item], nbytes: int, device: str | torch.device
+    ) -> "StreamedImageSet":
+        found = StreamedImageSet(self.read, items, self.shape, nbytes, device)
+        found.pixel_size = self.pixel_size
+        return found
 
     def batch(self, indices: Indices) -> Batch:
         part = self.subset(indices)
@@ -104,7 +114,9 @@ class StreamedImageSet(ImageSet):
         """Decode everything once and keep it."""
         watched = zip(track(f"reading {title}")(range(len(self))), self._decode(), strict=False)
         pairs = (pair for _, pair in watched)
-        return ImageSet(*_stack(pairs, len(self)), self.names).to(self.device)
+        images = ImageSet(*_stack(pairs, len(self)), self.names)
+        images.pixel_size = self.pixel_size
+        return images.to(self.device)
 
     def _decode(self) -> Iterator[Pair]:
         """Pixels of every item in order; neighbours in the list from one file decode it once."""

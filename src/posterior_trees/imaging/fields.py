@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from posterior_trees.errors import DataError, InputError
 from posterior_trees.imaging.ome_zarr import attributes_of, is_zarr
-from posterior_trees.imaging.stack import damage_named
+from posterior_trees.imaging.stack import damage_named, refuse_network
 from posterior_trees.schema import check
 
 WELL_PATTERN = r"_(?P<well>[A-P]\d\d)_s(?P<site>\d+)"
@@ -55,6 +55,7 @@ def stem_of(path: Path) -> str:
 
 
 def _fields_of(path: Path, only: str | None, names: re.Pattern[str]) -> Iterator[Field]:
+    refuse_network(path)
     if is_zarr(path):
         yield from _fields_of_zarr(path, names)
     elif not path.is_dir():

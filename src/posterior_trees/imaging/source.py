@@ -20,7 +20,7 @@ from jaxtyping import Shaped
 from posterior_trees.errors import DataError
 from posterior_trees.imaging.guarded import decode_picture, picture_header
 from posterior_trees.imaging.ome_zarr import is_zarr, open_zarr
-from posterior_trees.imaging.stack import Stack
+from posterior_trees.imaging.stack import Stack, refuse_network
 from posterior_trees.imaging.tiff import is_tiff, open_tiff
 
 LETTERS = "TCZYXS"
@@ -117,8 +117,7 @@ def open_any(path: str | PathLike[str], plane: Plane) -> Stack:
 
 def open_stack(path: str | PathLike[str], series: int = 0) -> Stack | None:
     """What tifffile or zarr read of a path; None if it is a photograph, and Pillow's."""
-    if "://" in str(path):
-        raise DataError(f"{path}: pictures are not read over a network. Copy it to this computer")
+    refuse_network(path)
     path = Path(path)
     if is_zarr(path):
         return open_zarr(path, series)

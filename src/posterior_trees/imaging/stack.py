@@ -5,10 +5,12 @@ counts its pages has others, which nobody guesses.
 """
 
 import math
+import re
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
+from os import PathLike
 from types import ModuleType
 from typing import Any
 
@@ -60,6 +62,12 @@ def need(module: str) -> ModuleType:
             f"reading {MICRO[module]} needs {module}, which is not installed: "
             'pip install "posterior-trees[micro]"'
         ) from None
+
+
+def refuse_network(path: str | PathLike[str]) -> None:
+    """Also of a path that was an address: paths have single slashes."""
+    if re.match(r"\w{2,}:/", str(path)):
+        raise DataError(f"{path}: pictures are not read over a network. Copy it to this computer")
 
 
 def micrometres(value: float, unit: str | None) -> float | None:

@@ -18,9 +18,11 @@ from typing import Any
 
 from posterior_trees.assets import PAPER
 from posterior_trees.data.registry import find_known
+from posterior_trees.data.values import options_of
 from posterior_trees.errors import plural
 from posterior_trees.predictor import Predictor, TreePredictor
 from posterior_trees.recipe import Recipe
+from posterior_trees.recipe.sections import Channel
 from posterior_trees.schema import Maybe
 
 SCORES = Maybe(GenericAlias(list, ({"depth": int, "mean": float},)))
@@ -34,6 +36,8 @@ ABOUT = {
     "train_names": str,
     "kept_whole": str,
     "input_brightness": (float, float),
+    "input_channel": str,
+    "pixel_size": float,
     "region_pixels": (float, float, float),
     "calibration": dict,
     "frame": {"size": (int, int), "at": (float, float, float, float)},
@@ -55,7 +59,9 @@ def facts_of(recipe: Recipe) -> dict[str, Any]:
     if known and known.frame:
         size = list(recipe.data.size or (known.side, known.side))
         facts["frame"] = {"size": size, "at": list(known.frame)}
-    return facts
+    side = recipe.data.inputs
+    channel = side.channel if isinstance(side, Channel) else side
+    return facts | ({"input_channel": channel} if channel and isinstance(channel, str) else {})
 
 
 def card_of(recipe: Recipe) -> dict[str, str]:
@@ -64,6 +70,8 @@ def card_of(recipe: Recipe) -> dict[str, str]:
     if known:
         names = ("takes", "prepare", "unfit", "credit", "samples", "importer")
         card |= {name: text for name in names if (text := getattr(known, name))}
+    elif options := options_of(recipe.data):
+        card["prepare"] = f"ptrees predict {options}: as its training images"
     return card
 
 
@@ -81,8 +89,13 @@ def describe_task(recipe: Recipe) -> str:
         "colorize": "Colour is lost",
         "denoise": f"Noise of standard deviation {spec.sigma:g} is added",
         "downsample": f"Blocks of {spec.factor}×{spec.factor} pixels become one",
-        "paired": f"{recipe.data.inputs or 'Edges'} becomes {recipe.data.targets or 'a picture'}",
+        "paired": f"{_called(recipe.data.inputs) or 'Edges'} becomes "
+        f"{_called(recipe.data.targets) or 'a picture'}",
     }.get(spec.kind, "")
+
+
+def _called(side: str | Channel) -> str:
+    return side if isinstance(side, str) else f"channel {side.channel}"
 
 
 def says(predictor: Predictor, key: str) -> str:

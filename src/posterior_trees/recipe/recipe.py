@@ -23,6 +23,7 @@ from posterior_trees.recipe.sections import (
     RENAMED,
     RETIRED,
     BalancerSpec,
+    Channel,
     DataSpec,
     LossSpec,
     MeasurementSpec,
@@ -286,6 +287,8 @@ def _toml(value: Any) -> str:
         return str(value).lower()
     if isinstance(value, tuple):
         return "[" + ", ".join(map(_toml, value)) + "]"
+    if isinstance(value, Channel):
+        return f"{{channel = {_toml(value.channel)}}}"
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False)  # its escapes are TOML's
     return repr(value)

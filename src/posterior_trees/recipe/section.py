@@ -69,4 +69,10 @@ def describe(error: str, value: Any, wanted: Any, key: str) -> str:
         return f"{key} is {value!r}; choose one of {listed}"
     if limit := LIMIT.search(error):
         return f"{key} is {value!r}; it must be {WORDS[limit[1]]} {limit[2]}"
-    return f"{key} is {value!r}; it must be {wanted.__name__}"
+    return f"{key} is {value!r}; it must be {' or '.join(map(_say, get_args(wanted) or [wanted]))}"
+
+
+def _say(wanted: Any) -> str:
+    """A type; of a table its keys."""
+    keys = getattr(wanted, "__struct_fields__", ())
+    return f"{{{', '.join(f'{key} = …' for key in keys)}}}" if keys else wanted.__name__

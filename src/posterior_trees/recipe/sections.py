@@ -9,7 +9,7 @@ long before.
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from msgspec import Meta
+from msgspec import Meta, Struct
 
 from posterior_trees.recipe.section import Section
 
@@ -21,6 +21,12 @@ Least0 = Annotated[float, Meta(ge=0)]
 Count = Annotated[int, Meta(ge=0, le=LARGEST)]
 Whole = Annotated[int, Meta(ge=-(2**63), le=LARGEST)]
 Side = Annotated[int, Meta(ge=-(2**63), le=8192)]
+
+
+class Channel(Struct, frozen=True, forbid_unknown_fields=True):
+    """one channel of pictures that have several, by its name or its number from 0"""
+
+    channel: str | Annotated[int, Meta(ge=0, le=1024)]
 
 
 @dataclass(frozen=True)
@@ -41,10 +47,17 @@ class DataSpec(Section):
     """channels of x, 1 or 3; files are converted"""
     size: Annotated[tuple[Side, ...], MANY] = ()
     """height and width to crop and resize to; empty: as stored"""
-    inputs: str = ""
-    """pairs: folder of the measurements y"""
-    targets: str = ""
-    """pairs: folder of the clean images x"""
+    scale: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    """1, 1/2, 1/3 …: first of all means of whole blocks of pixels, as `ptrees predict --scale`"""
+    levels: Annotated[tuple[float, ...], MANY] = ()
+    """stored values that become black and white, `[150, 2600]`; four: of y, then of x. Empty: the
+    range of 8 or 16 bits"""
+    gamma: Positive = 1.0
+    """then values are raised to this power"""
+    inputs: str | Channel = ""
+    """pairs: folder of the measurements y, or `{channel = "Actin"}`, a channel of each picture"""
+    targets: str | Channel = ""
+    """pairs: folder of the clean images x, or their channel"""
     input_channels: Annotated[int, Meta(ge=1, le=1024)] = 1
     """pairs: channels of y, 1 or 3"""
     shift: Annotated[tuple[float, ...], MANY] = ()
