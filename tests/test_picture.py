@@ -541,7 +541,7 @@ def test_a_failure_while_writing_leaves_nothing_half_written(tmp_path: Path, mon
             raise OSError("No space left on device")
         return []
 
-    monkeypatch.setattr(predict_module, "_write_nodes", fail)
+    monkeypatch.setattr("posterior_trees.pictures.folder._write_nodes", fail)
     with pytest.raises(PictureError, match=r"b\.png: No space left"):
         predict_files(GREY, files, tmp_path / "out")
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"index.html", "a"}

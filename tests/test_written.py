@@ -17,6 +17,7 @@ from yaozarrs import validate_zarr_store
 from posterior_trees import Tree, cli
 from posterior_trees.imaging.ome_zarr import attributes_of
 from posterior_trees.imaging.stored import open_tree
+from posterior_trees.pictures import work as work_module
 from posterior_trees.pictures import write as write_module
 
 OPTIONS = ("--levels", "7000", "37000", "--channel", "Actin", "--device", "cpu")
@@ -120,13 +121,13 @@ def test_what_is_done_is_not_done_again(tmp_path: Path, folder: Path, capsys, mo
     before = {p: p.stat().st_mtime_ns for p in out.glob("*.tif")}
     page, table = (out / "index.html").read_bytes(), (out / "nuclei.csv").read_bytes()
     predicted = []
-    real = write_module.answer
+    real = work_module.answer
 
     def answer(predictor, picture, *rest, **options):
         predicted.append(Path(picture.name).name)
         return real(predictor, picture, *rest, **options)
 
-    monkeypatch.setattr(write_module, "answer", answer)
+    monkeypatch.setattr(work_module, "answer", answer)
     said = predict(capsys, *words)
     assert "3 of 3 fields were done before (--overwrite makes them anew)" in said
     assert not predicted
@@ -205,7 +206,7 @@ def test_a_failing_field_stops_no_other_and_is_tried_again(
 def test_tables_are_there_while_the_run_goes_on(tmp_path: Path, folder: Path, monkeypatch) -> None:
     """A kill after two of three fields leaves their rows and their page."""
     out, done = tmp_path / "out", 0
-    real = write_module.answer
+    real = work_module.answer
 
     def answer(*words, **options):
         nonlocal done
@@ -214,7 +215,7 @@ def test_tables_are_there_while_the_run_goes_on(tmp_path: Path, folder: Path, mo
         done += 1
         return real(*words, **options)
 
-    monkeypatch.setattr(write_module, "answer", answer)
+    monkeypatch.setattr(work_module, "answer", answer)
     with pytest.raises(SystemExit) as end:
         cli.main(["predict", "cells", str(folder), "--out", str(out), "--write", "page,table",
                   *OPTIONS])  # fmt: skip
@@ -269,7 +270,7 @@ def test_a_full_disk_leaves_nothing_half_written(
         raise OSError(28, "No space left on device")
 
     out = tmp_path / "out"
-    monkeypatch.setattr("posterior_trees.pictures.results.write_bytes", full)
+    monkeypatch.setattr("posterior_trees.pictures.formats.write_bytes", full)
     said = predict(capsys, folder / "X_B01_s1.ome.tif", "--out", out, "--write", "tiff")
     assert "No space left on device" in said
     assert calls

@@ -3,8 +3,9 @@
     for outcome in engine.run(function, items): ...
     engine.close()
 
-Outcomes come as items end, in any order. `function` is pickled, and what it returns or raises comes
-back in the outcome. An item whose process dies (killed, out of memory) is done again by another,
+Outcomes come as items end, in any order. `function` is pickled once, and a process that has it
+keeps it with what it holds by then (a network, open files); what it returns or raises comes back in
+the outcome. An item whose process dies (killed, out of memory) is done again by another,
 and given up after `MOST_DEATHS`: forever would be an endless loop. So `function` must be one that
 can be done twice.
 
@@ -15,13 +16,15 @@ give other bytes, while the number of processes changes none.
 import logging
 import multiprocessing
 import os
+import pickle
 import signal
 import sys
 import time
 import traceback
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
 from importlib import import_module
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -35,6 +38,13 @@ GRACE = 5.0
 SPAWN = multiprocessing.get_context("spawn")
 device: str | None = None
 """Of this process, where each has its own."""
+
+
+class WorkerError(RunError):
+    """Its item ended so many workers."""
+
+    def __init__(self, times: int = MOST_DEATHS) -> None:
+        super().__init__(f"ended its worker {times} times (out of memory?)")
 
 
 class Outcome(NamedTuple):
@@ -55,23 +65,23 @@ class Engine(Protocol):
 def make_engine(
     name: str = "local",
     workers: int = 1,
-    threads: int = 1,
+    threads: int | None = 1,
     *,
     devices: Sequence[str] = (),
     scheduler: str | None = None,
 ) -> Engine:
     """`local` processes, or those of `dask`, whose `scheduler` is an address or a file."""
     if name == "dask":
-        return DaskEngine(workers, threads, scheduler)
+        return DaskEngine(workers, threads or 1, scheduler)
     if workers == 1:
         return OneProcess(threads)
-    return Processes(workers, threads, devices)
+    return Processes(workers, threads or 1, devices)
 
 
 class OneProcess:
-    """This one."""
+    """This one, with the threads that it has where none are said."""
 
-    def __init__(self, threads: int = 1) -> None:
+    def __init__(self, threads: int | None = None) -> None:
         self.threads = threads
 
     def run(self, function: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[Outcome]:
@@ -81,19 +91,45 @@ class OneProcess:
         pass
 
 
-def attempt(function: Callable[[Any], Any], item: Any, threads: int) -> Outcome:
-    """One item, by whichever process; an error keeps its traceback where it is a note."""
+def attempt(function: Callable[[Any], Any], item: Any, threads: int | None) -> Outcome:
+    """One item, by this process."""
     import torch
 
-    if torch.get_num_threads() != threads:
+    if threads and torch.get_num_threads() != threads:
         torch.set_num_threads(threads)
     start = time.monotonic()
     try:
         return Outcome(item, function(item), None, time.monotonic() - start)
     except Exception as error:
-        if multiprocessing.parent_process() is not None:
-            error.add_note(traceback.format_exc())
         return Outcome(item, None, error, time.monotonic() - start)
+
+
+_kept: tuple[bytes, Any] = b"", None
+"""The function that another process sent last."""
+
+
+def attempt_sent(pickled: bytes, item: Any, threads: int) -> Outcome:
+    """One item of another process; a traceback can only go there as a note."""
+    global _kept
+    if _kept[0] != pickled:
+        _kept = pickled, pickle.loads(pickled)
+    outcome = attempt(_kept[1], item, threads)
+    if outcome.error is not None:
+        outcome.error.add_note("".join(traceback.format_exception(outcome.error)))
+    return outcome
+
+
+@contextmanager
+def _deaf() -> Generator[None, None, None]:
+    """Processes that are made meanwhile ignore Ctrl-C: it is for this one, which tells them."""
+    before = None
+    with suppress(ValueError):  # only a main thread may
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        if before is not None:
+            signal.signal(signal.SIGINT, before)
 
 
 class Processes:
@@ -106,12 +142,12 @@ class Processes:
         self.places = [devices[i % len(devices)] if devices else None for i in range(workers)]
 
     def run(self, function: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[Outcome]:
-        waiting, deaths = deque(enumerate(items)), Counter[int]()
+        waiting, deaths, pickled = deque(enumerate(items)), Counter[int](), pickle.dumps(function)
         busy: dict[Any, tuple[_Worker, int, Any]] = {}
         try:
             while waiting or busy:
                 while waiting and (worker := self._free()):
-                    if worker.give(function, waiting[0][1]):
+                    if worker.give(pickled, waiting[0][1]):
                         busy[worker.pipe] = worker, *waiting.popleft()
                     else:  # it died of itself, between two items
                         self._end(worker)
@@ -126,7 +162,7 @@ class Processes:
                         if deaths[number] < MOST_DEATHS:
                             waiting.append((number, item))
                         else:
-                            yield Outcome(item, None, died(MOST_DEATHS))
+                            yield Outcome(item, None, WorkerError())
                         continue
                     if outcome is not None:
                         del busy[pipe]
@@ -165,16 +201,17 @@ class _Worker:
         before = os.environ.get("OMP_NUM_THREADS")
         os.environ["OMP_NUM_THREADS"] = str(threads)  # of NumPy, which reads it once
         try:
-            self.process.start()
+            with _deaf():
+                self.process.start()
         finally:
             theirs.close()
             os.environ.pop("OMP_NUM_THREADS")
             os.environ |= {} if before is None else {"OMP_NUM_THREADS": before}
 
-    def give(self, function: Callable[[Any], Any], item: Any) -> bool:
+    def give(self, pickled: bytes, item: Any) -> bool:
         """Whether it is there to take an item."""
         try:
-            self.pipe.send((function, item))
+            self.pipe.send((pickled, item))
         except OSError:
             return False
         return True
@@ -206,13 +243,11 @@ def _serve(pipe: Any, threads: int, own_device: str | None) -> None:
     """Items, until there are no more or the parent is gone."""
     global device
     device = own_device
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then says so
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # `finally` tidies up
     with suppress(EOFError, OSError):
         pipe.send(None)
         while True:
-            function, item = pipe.recv()
-            pipe.send(attempt(function, item, threads))
+            pipe.send(attempt_sent(*pipe.recv(), threads))
 
 
 class DaskEngine:
@@ -233,10 +268,11 @@ class DaskEngine:
             at = {"scheduler_file": scheduler}
         with dask.config.set({"distributed.scheduler.allowed-failures": MOST_DEATHS - 1}):
             if scheduler is None:
-                at["address"] = self.cluster = distributed.LocalCluster(
-                    n_workers=workers, threads_per_worker=1, dashboard_address=None,
-                    silence_logs=logging.CRITICAL,
-                )  # fmt: skip
+                with _deaf():
+                    at["address"] = self.cluster = distributed.LocalCluster(
+                        n_workers=workers, threads_per_worker=1, dashboard_address=None,
+                        silence_logs=logging.CRITICAL,
+                    )  # fmt: skip
             try:
                 self.client = distributed.Client(**at)
             except OSError as error:
@@ -251,14 +287,14 @@ class DaskEngine:
                 yield outcome
         for suspect in suspects:
             for item, outcome in self._finished(function, [suspect]):
-                yield outcome or Outcome(item, None, died(MOST_DEATHS))
+                yield outcome or Outcome(item, None, WorkerError())
 
     def _finished(
         self, function: Callable[[Any], Any], items: list[Any]
     ) -> Iterator[tuple[Any, Outcome | None]]:
         """Items with what became of them; None of those that were there when workers died."""
         futures = self.client.map(
-            attempt, [function] * len(items), items, [self.threads] * len(items), pure=False
+            partial(attempt_sent, pickle.dumps(function), threads=self.threads), items, pure=False
         )
         item_of = dict(zip(futures, items, strict=True))
         try:
@@ -275,7 +311,3 @@ class DaskEngine:
         self.client.close()
         if self.cluster is not None:
             self.cluster.close()
-
-
-def died(times: int) -> RunError:
-    return RunError(f"ended its worker {times} times (out of memory?)")

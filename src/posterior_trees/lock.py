@@ -24,11 +24,13 @@ _held: dict[Path, int] = {}
 
 
 @contextmanager
-def hold(folder: str | PathLike[str], called: Path | None = None) -> Generator[None, None, None]:
-    """Keep others out of a folder, which is made if it is not there; raises `RunError` at once if
-    somebody holds it (the message calls it `called`). A thread may hold a folder that it holds
-    already. Of processes that train together the first one holds it. A folder that was made here
-    and stays empty goes again."""
+def hold(
+    folder: str | PathLike[str], called: Path | None = None, patience: float | int = 0
+) -> Generator[None, None, None]:
+    """Keep others out of a folder, which is made if it is not there; raises `RunError` if somebody
+    holds it, after so many seconds (the message calls it `called`). A thread may hold a folder that
+    it holds already. Of processes that train together the first one holds it. A folder that was
+    made here and stays empty goes again."""
     path = Path(folder).resolve()
     if not is_first_process() or _held.get(path) == threading.get_ident():
         yield
@@ -37,7 +39,7 @@ def hold(folder: str | PathLike[str], called: Path | None = None) -> Generator[N
     lock = FileLock(path / LOCK)
     try:
         path.mkdir(parents=True, exist_ok=True)
-        lock.acquire(timeout=0)
+        lock.acquire(timeout=patience)
     except Timeout:
         raise RunError(_describe(path, called or folder)) from None
     except (OSError, NotImplementedError) as error:  # some network drives have no locks

@@ -3,9 +3,9 @@
 import signal
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any
 
 from rich.console import Console
 from rich.progress import (
@@ -17,7 +17,6 @@ from rich.progress import (
 )
 from rich.progress import Progress as Bar
 
-Item = TypeVar("Item")
 LINE_EVERY = 10.0
 """Seconds before the first line, and between lines, where a bar cannot be drawn."""
 FIRST_STEPS = 5
@@ -129,11 +128,11 @@ def in_words(seconds: float | int) -> str:
     return f"{seconds / 86400:.1f} days"
 
 
-def track(title: str) -> Callable[[Sequence[Item]], Iterator[Item]]:
+def track(title: str) -> Callable[[Any], Iterator[Any]]:
     """A wrapper for a loop that shows how far it is: a bar if it takes longer than a second, and
     where there is no terminal a line every `LINE_EVERY` seconds."""
 
-    def watch(items: Sequence[Item]) -> Iterator[Item]:
+    def watch(items: Any) -> Iterator[Any]:
         console = Console(stderr=True)
         start, bar, task = time.monotonic(), _bar(console), None
         said = start

@@ -3,6 +3,7 @@
 import argparse
 import json
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -85,7 +86,8 @@ def run_predict(arguments: argparse.Namespace) -> None:
             results=results,
             remark=remark,
             warn=warn,
-            watch=track("predicting"),
+            watch=iter if len(fields) == 1 else track("predicting"),
+            watch_tiles=track("predicting") if len(fields) == 1 else iter,
         )
     except PictureError as error:
         print_paths(error.written)
@@ -122,15 +124,18 @@ def nucleus_counter(arguments: argparse.Namespace, results: "Results"):
         if arguments.threshold is not None and not results.is_counted:
             raise InputError("--threshold is for counting: add --count")
         return None
+    return partial(write_counted, results)
+
+
+def write_counted(
+    results: "Results", made: "Answer", folder: Path, facts: dict[str, Any]
+) -> dict[str, list[int | None]]:
+    """What was counted, as files; returns the nuclei of every leaf."""
     from posterior_trees.pictures.nuclei.report import KEPT, per_leaf, write_count
 
-    def count(made: "Answer", folder: Path, facts: dict) -> dict[str, list[int | None]]:
-        counted = results.count(made)
-        kept = {key: facts[key] for key in KEPT if key in facts}
-        write_count(counted, made.tree, folder, kept)
-        return per_leaf(counted, made.tree)
-
-    return count
+    counted = results.count(made)
+    write_count(counted, made.tree, folder, {key: facts[key] for key in KEPT if key in facts})
+    return per_leaf(counted, made.tree)
 
 
 def print_counts(written: list[Path]) -> None:

@@ -17,18 +17,20 @@ from posterior_trees.lock import hold
 OWN = ("node_*.png", "count*", "picture.png", "tree.*")
 """Files of a result; others in its folder are somebody's."""
 OLD = ".old"
-"""Where on the stage a result lies while another takes its place."""
+"""Where beside it, on the stage, a result lies while another takes its place."""
 
 
 @contextmanager
-def stage(out: str | PathLike[str]) -> Generator[Path, None, None]:
+def stage(out: str | PathLike[str], share: str = "") -> Generator[Path, None, None]:
     """A hidden folder for what is to come into the folder `out`, which is made when that is put
-    there: inside `out`, or where it will be. Raises `RunError` if somebody else has one."""
+    there: inside `out`, or where it will be. Raises `RunError` if somebody else has one, but for
+    those who do another `share` of the work."""
     whole = Path(out).absolute()
     near = [place for place in (whole, *whole.parents) if place.exists()]
     if not near[0].is_dir() or not os.access(near[0], os.W_OK):
         raise OSError(f"cannot make the folder {out}: choose another --out")
-    places = [at / ".".join(["", *whole.relative_to(at).parts, "stage"]) for at in near]
+    name = f"{share}.stage" if share else "stage"
+    places = [at / ".".join(["", *whole.relative_to(at).parts, name]) for at in near]
     with ExitStack() as held:
         for place in [places[0], *(place for place in places[1:] if place.exists())]:
             held.enter_context(hold(place, Path(out)))
@@ -67,7 +69,7 @@ def _keep_others(folder: Path, part: Path) -> None:
 
 def _bring_back(place: Path, out: Path) -> None:
     """A result that was being replaced comes back, where no other took its place."""
-    for old in (place / OLD).glob("*"):
+    for old in place.glob(f"*/{OLD}/*"):
         if not (out / old.name).exists():
             os.rename(old, out / old.name)
 
