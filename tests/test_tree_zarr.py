@@ -73,6 +73,17 @@ def test_integers_are_within_half_a_step_and_clipped(
     assert tree.images[-1].max() > 1.01
 
 
+@pytest.mark.parametrize("ngff", ["0.4", "0.5"])
+def test_black_is_written_too(tmp_path: Path, ngff: str) -> None:
+    """A chunk of zeros is a chunk: a missing one means that a copy stopped half-way."""
+    tree = grow(torch.zeros(1, 2, 1, 1100, 20), torch.zeros(1, 2).log_softmax(1), 2)
+    empty = Nuclei(np.zeros((1100, 20), np.uint32), [], "")
+    folder = write_tree(tmp_path / "a.tree.ome.zarr", tree, ngff=ngff, nuclei=empty)
+    assert Tree.load(folder).leaves.max() == 0
+    for name, chunks in (("0", 9), ("1", 6), ("labels/nuclei/0", 3)):
+        assert zarr.open_array(folder / name, mode="r").nchunks_initialized == chunks, name
+
+
 def test_absent_nodes_stay_absent(tmp_path: Path) -> None:
     tree = one_tree()
     logs = tree.log_probs[-1].clone()

@@ -160,12 +160,12 @@ class TreeWriter:
         (self.folder / "tables" / "nuclei.csv").write_text(nuclei.table, "utf-8", newline="\n")
 
     def _array(self, level: int) -> Any:
-        return need("zarr").open_array(self.folder / str(level), mode="r+")
+        return _open(self.folder / str(level))
 
     def _create(self, path: Path, shape: Sequence[int], dtype: str) -> Any:
         zarr, numcodecs = need("zarr"), need("numcodecs")
         if is_zarr(path):
-            return zarr.open_array(path, mode="r+")
+            return _open(path)
         is_old = FORMATS[self.ngff] == 2
         codec: Any = {"cname": "zstd", "clevel": 5, "shuffle": 1}
         codec = numcodecs.Blosc(**codec) if is_old else zarr.codecs.BloscCodec(
@@ -227,6 +227,13 @@ def write_tree(
     finally:
         shutil.rmtree(part, ignore_errors=True)
     return path
+
+
+def _open(path: Path) -> Any:
+    """An array to write to; zarr forgets of an array on disk that its chunks of zeros count too."""
+    zarr = need("zarr")
+    with zarr.config.set({"array.write_empty_chunks": True}):
+        return zarr.open_array(path, mode="r+")
 
 
 def pyramid_of(size: Sequence[int]) -> list[tuple[int, int]]:
