@@ -1,6 +1,7 @@
 """Counting nuclei: known numbers in known places, their odds, and a microscopist's command."""
 
 import csv
+import itertools
 import json
 import math
 import re
@@ -16,6 +17,7 @@ from posterior_trees.imaging.otsu import otsu
 from posterior_trees.imaging.regions import find_regions
 from posterior_trees.models.build import build_predictor
 from posterior_trees.models.checkpoint import save_model
+from posterior_trees.pictures.nuclei import blocks
 from posterior_trees.pictures.nuclei.count import count_nuclei
 from posterior_trees.pictures.nuclei.report import count_table, per_leaf, write_count
 from posterior_trees.pictures.tiles import Part
@@ -295,10 +297,61 @@ def test_the_table_of_a_mosaic_says_what_its_spread_means(tmp_path: Path) -> Non
     assert "2 tiles that vary on their own, if all were in the same leaf: ± 0.6" in caption
 
 
-def test_counting_a_large_field_says_how_far_it_is(doubtful: Tree) -> None:
-    heard = []
-    count_nuclei(doubtful, watch=lambda leaves: heard.append(len(leaves)) or leaves)
-    assert heard == [4]
+# --- blocks ---------------------------------------------------------------------------------------
+
+
+def test_blocks_find_what_the_whole_picture_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nuclei everywhere, on edges and corners of blocks too, in leaves that differ: the same nuclei
+    with the same odds and pixels, numbered block by block."""
+    monkeypatch.setattr(blocks, "HALO", 20)
+    generator = torch.Generator().manual_seed(5)
+    leaves = []
+    for _ in range(4):
+        image = torch.full((1, 176, 224), 0.15, dtype=torch.float64)
+        for top, left in itertools.product(range(0, 176, 22), range(0, 224, 28)):
+            if torch.rand((), generator=generator) < 0.8:
+                radius = 3.6 + 3 * torch.rand((), generator=generator).item()
+                image[:, top : top + 22, left : left + 28] = field((11, 14), radius=radius)[
+                    :, :22, :28
+                ]
+        leaves.append(image)
+    tree = tree_of(*leaves)
+    parts = [Part(slice(0, 176), slice(a, a + 112), torch.tensor(PROBS)) for a in (0, 112)]
+    once = count_nuclei(tree, parts=parts)
+    in_blocks = count_nuclei(tree, parts=parts, block=47)
+    assert len(once.nuclei) > 60
+    assert sorted(in_blocks.nuclei) == sorted(once.nuclei)
+    assert in_blocks[:6] == pytest.approx(once[:6])
+    assert in_blocks.leaves == once.leaves
+    number = {nucleus: i for i, nucleus in enumerate(once.nuclei, start=1)}
+    order = torch.tensor([0, *[number[nucleus] for nucleus in in_blocks.nuclei]])
+    assert torch.equal(order[in_blocks.labels], once.labels)
+    corners = [(n.row // 47, n.column // 47) for n in in_blocks.nuclei]
+    assert corners == sorted(corners)
+    assert in_blocks.nuclei != once.nuclei
+
+
+def test_a_pixel_that_two_blocks_claim_is_the_first_one_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a halo a nucleus on an edge is two, and each pixel one's."""
+    monkeypatch.setattr(blocks, "HALO", 0)
+    tree = tree_of(*[field((20, 28), radius=9)] * 4)
+    count = count_nuclei(tree, block=28)
+    assert [n.pixels for n in count.nuclei] == count.owned
+    assert [int((count.labels == i).sum()) for i in (1, 2)] == count.owned[:2]
+    monkeypatch.setattr(blocks, "HALO", 28)
+    (only,) = count_nuclei(tree, block=28).nuclei
+    assert only == count_nuclei(tree).nuclei[0]
+
+
+def test_what_a_block_has_survives_a_file() -> None:
+    (block,) = blocks.blocks_of((44, 56))
+    tree = tree_of(field(A), field(A, B), field(), field(C))
+    odds = blocks.Odds.of(tree.log_probs[-1][0], tree.branching, (44, 56))
+    for threshold in (0.5, 0.9):  # the second has none
+        one = blocks.count_block(tree.leaves[0, :, 0], block, odds, threshold, 25)
+        for mine, stored in zip(one, blocks.Found.from_bytes(one.to_bytes()), strict=True):
+            assert mine.dtype == stored.dtype
+            assert torch.equal(mine, stored)
 
 
 # --- the command ----------------------------------------------------------------------------------

@@ -208,33 +208,36 @@ class Canvas:
             level.div_(self.weight)
         probs = [level / level.sum(dim=1, keepdim=True) for level in self.probs]
         tree = Tree(self.images, [level.log() for level in probs], self.branching)
-        return tree, self._parts()
-
-    def _parts(self) -> tuple[Part, ...]:
-        """Windows are products of one for each axis, so that the largest at a pixel is that of the
-        nearest row of tiles and of the nearest column of tiles."""
-        rows, columns = (
-            _share({tile[axis].start: (tile[axis], tile[axis + 2]) for tile, _ in self.tiles})
-            for axis in (0, 1)
-        )
-        return tuple(Part(rows[t.rows.start], columns[t.columns.start], p) for t, p in self.tiles)
+        tiles, local = zip(*self.tiles, strict=True)
+        return tree, parts_of(tiles, local)
 
     def _match(self, tree: Tree, tile: Tile) -> list[list[int]]:
-        """For every level, which of the tile's nodes goes to each place.
+        """The numbering of a tile's nodes that fits what is here; where nothing lies yet, all fit
+        alike."""
 
-        The squares in the sum do not depend on the permutation, so that the inner products of the
-        tile's nodes with the weighted sums decide; where nothing lies yet these are zero.
-        """
-        order = [[0]]
-        for level, k in enumerate(self.branching, start=1):
-            there = self.images[level][0, ..., tile.rows, tile.columns].flatten(1).double()
-            here = tree.images[level][0].flatten(1).double()
-            order.append([])
-            for place, parent in enumerate(order[level - 1]):
-                mine, theirs = here[k * parent : k * parent + k], there[k * place : k * place + k]
-                cost = -(theirs @ mine.T)
-                order[level] += [k * parent + child for child in assign(cost)]
-        return order
+        def product(level: int, there: slice, here: slice) -> Tensor:
+            theirs = self.images[level][0, there, ..., tile.rows, tile.columns]
+            mine = tree.images[level][0, here]
+            return theirs.flatten(1).double() @ mine.flatten(1).double().T
+
+        return match(product, self.branching)
+
+
+def match(
+    product: Callable[[int, slice, slice], Float[Tensor, "k k"]], branching: Sequence[int]
+) -> list[list[int]]:
+    """For every level, which of a tile's nodes goes to each place.
+
+    The squares in the sum do not depend on the permutation, so that the inner `product` of siblings
+    there, weighted, with those of the tile decides.
+    """
+    order = [[0]]
+    for level, k in enumerate(branching, start=1):
+        order.append([])
+        for place, parent in enumerate(order[level - 1]):
+            there, here = slice(k * place, k * place + k), slice(k * parent, k * parent + k)
+            order[level] += [k * parent + i for i in assign(-product(level, there, here))]
+    return order
 
 
 def place_tile(
@@ -251,25 +254,30 @@ def place_tile(
     return Tile(*places, *weights), parts
 
 
+def parts_of(tiles: Sequence[Tile], local: Sequence[Float[Tensor, "n"]]) -> tuple[Part, ...]:
+    """What each tile tells most of, with its leaves' probabilities."""
+    places = itertools.product(*(itertools.pairwise(edges) for edges in part_edges(tiles)))
+    pairs = zip(places, local, strict=True)
+    return tuple(Part(slice(*rows), slice(*columns), probs) for (rows, columns), probs in pairs)
+
+
 def part_edges(tiles: Sequence[Tile]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Along each axis, the edges of what each row or column of tiles weighs most in."""
-    rows, columns = (
+    """Along each axis, the edges of what each row or column of tiles weighs most in. Windows are
+    products of one for each axis, so that the largest at a pixel is that of the nearest of both."""
+    down, across = (
         _share({tile[axis].start: (tile[axis], tile[axis + 2]) for tile in tiles})
         for axis in (0, 1)
     )
-    down, across = ((0, *[part.stop for part in parts.values()]) for parts in (rows, columns))
     return down, across
 
 
-def _share(tiles: dict[int, tuple[slice, Tensor]]) -> dict[int, slice]:
-    """Along one axis, the interval in which each tile weighs most."""
+def _share(tiles: dict[int, tuple[slice, Tensor]]) -> tuple[int, ...]:
+    """Along one axis, the edges of the intervals in which each tile weighs most."""
     places = sorted(tiles.values(), key=lambda tile: tile[0].start)
     weights = torch.zeros(len(places), places[-1][0].stop, dtype=torch.float64)
     for weight, (place, values) in zip(weights, places, strict=True):
         weight[place] = values
-    starts = weights.argmax(dim=0).bincount(minlength=len(places)).cumsum(0).tolist()
-    edges = [0, *starts]
-    return {place.start: slice(*edges[i : i + 2]) for i, (place, _) in enumerate(places)}
+    return (0, *weights.argmax(dim=0).bincount(minlength=len(places)).cumsum(0).tolist())
 
 
 def renumber(tree: Tree, order: Sequence[Sequence[int]]) -> Tree:

@@ -30,17 +30,24 @@ come and go between the leaves.
 Choice: threshold and label, nothing cleverer; nuclei that overlap widely count as one.
 """
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+import itertools
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Int64
+from jaxtyping import Float
 from torch import Tensor
 
 from posterior_trees.errors import InputError
-from posterior_trees.imaging.otsu import otsu
+from posterior_trees.imaging.otsu import histogram, otsu, part
 from posterior_trees.imaging.regions import FAINTEST, SMALLEST, find_regions
-from posterior_trees.pictures.nuclei.regions import Regions, owners_of
+from posterior_trees.pictures.nuclei.blocks import (
+    Found,
+    Odds,
+    blocks_of,
+    count_block,
+    paint,
+)
 from posterior_trees.pictures.tiles import Part
 from posterior_trees.predictor import Predictor
 from posterior_trees.tree import Tree
@@ -76,8 +83,11 @@ class Count(NamedTuple):
     spread_together: float
     leaves: list[Leaf]
     nuclei: list[Nucleus]
-    labels: Int64[Tensor, "h w"]
-    """The number of each pixel's nucleus, from 1 in the order of `nuclei`; 0 outside."""
+    owned: list[int]
+    """Pixels of each nucleus in `labels`, fewer than its own where others were first."""
+    labels: Any
+    """The number of each pixel's nucleus, from 1 in the order of `nuclei`; 0 outside: a tensor, or
+    an array on disk."""
 
     @property
     def uncertain(self) -> list[Nucleus]:
@@ -90,38 +100,61 @@ def count_nuclei(
     threshold: float | int | None = None,
     smallest: int = SMALLEST,
     parts: Sequence[Part] = (),
-    watch: Callable = iter,
+    block: int | None = None,
 ) -> Count:
     """Count the nuclei in the tree of one picture; without a `threshold` it is Otsu's. `parts` are
-    those of a picture in tiles, and `watch` wraps the loop over the leaves."""
+    those of a picture in tiles, and a large one is looked at block by block."""
     if len(tree) != 1 or len(tree.shape) != 3 or tree.shape[0] != 1:
         raise InputError(
             f"nuclei are counted in one tree of grey images; this is {tree}: take tree[i], and a "
             "model that predicts one channel"
         )
-    everywhere = tree.log_probs[-1][0].double().exp()
-    whole = Part(slice(0, tree.shape[1]), slice(0, tree.shape[2]), everywhere)
-    parts = parts or [whole]
-    present = (~tree.is_absent(tree.depth)[0]).nonzero()[:, 0].tolist()
-    images, probs = tree.leaves[0, present, 0].cpu(), everywhere[present].cpu()
-    local = torch.stack([part.probs[present].cpu().double() for part in parts])
+    size = tree.shape[1], tree.shape[2]
+    odds = Odds.of(tree.log_probs[-1][0], tree.branching, size, parts)
+    images = tree.leaves[0, odds.present, 0].cpu()
     if threshold is None:
-        threshold = max(otsu(images), FAINTEST)
+        threshold = choose_threshold([histogram(image) for image in images])
     found = [
-        Regions.of(find_regions(images[leaf].double() > threshold, smallest))
-        for leaf in watch(range(len(present)))
+        count_block(images[:, place.tall, place.wide], place, odds, threshold, smallest)
+        for place in blocks_of(size, block)
     ]
-    counts = torch.stack([regions.per_part(parts) for regions in found], dim=1)
-    mean, spread = _moments(local, counts)
-    _, together = _moments(probs[None], counts.sum(dim=0, keepdim=True))
-    paths = [tree.paths(tree.depth)[leaf] for leaf in present]
+    before = itertools.accumulate((len(one.pixels) for one in found), initial=0)
+    labels = paint(zip(before, found, strict=False), slice(0, size[0]), slice(0, size[1]))
+    owned = labels.flatten().bincount()[1:].tolist()
+    owned += [0] * (sum(len(one.pixels) for one in found) - len(owned))
+    return sum_up(found, odds, threshold, smallest, owned, labels)
+
+
+def choose_threshold(histograms: Sequence[Float[Tensor, "bins"]]) -> float:
+    """Otsu's, of all leaves and places at once."""
+    return max(part(torch.stack(list(histograms)).double().sum(dim=0)), FAINTEST)
+
+
+def sum_up(
+    found: Iterable[Found], odds: Odds, threshold: float | int, smallest: int,
+    owned: list[int], labels: Any,
+) -> Count:  # fmt: skip
+    """The table of all blocks."""
+    counts, bright = torch.zeros_like(odds.local), torch.zeros(len(odds.paths)).long()
+    nuclei: list[Nucleus] = []
+    shows: dict[tuple[bool, ...], tuple[tuple[int, ...], ...]] = {}
+    for one in found:
+        counts += one.counts
+        bright += one.bright
+        for place, pixels, p, shown in zip(*(v.tolist() for v in one[:4]), strict=True):
+            paths = shows.setdefault(tuple(shown), tuple(itertools.compress(odds.paths, shown)))
+            nuclei.append(Nucleus(*place, pixels, p, paths))
+    mean, spread = _moments(odds.local, counts)
+    _, together = _moments(odds.probs[None], counts.sum(dim=0, keepdim=True))
     leaves = [
-        Leaf(path, p, len(regions.pixels), int(regions.pixels.sum()))
-        for path, p, regions in zip(paths, probs.tolist(), found, strict=True)
-    ]
-    order = probs.argsort(descending=True, stable=True).tolist()
-    nuclei, labels = _inventory(found, order, local, parts, paths)
-    return Count(threshold, smallest, len(parts), mean, spread, together, leaves, nuclei, labels)
+        Leaf(path, p, int(number), pixels)
+        for path, p, number, pixels in zip(
+            odds.paths, odds.probs.tolist(), counts.sum(dim=0).tolist(), bright.tolist(),
+            strict=True,
+        )
+    ]  # fmt: skip
+    return Count(threshold, smallest, len(odds.parts), mean, spread, together, leaves, nuclei,
+                 owned, labels)  # fmt: skip
 
 
 def count_in(image: Float[Tensor, "1 h w"], threshold: float | int | None = None) -> int:
@@ -148,65 +181,3 @@ def _moments(probs: Float[Tensor, "t n"], counts: Float[Tensor, "t n"]) -> tuple
     means = (probs * counts).sum(dim=1)
     squares = (probs * (counts - means[:, None]).square()).sum()
     return means.sum().item(), squares.sqrt().item()
-
-
-def _inventory(
-    found: Sequence[Regions],
-    order: Sequence[int],
-    local: Float[Tensor, "t n"],
-    parts: Sequence[Part],
-    paths: Sequence[tuple[int, ...]],
-) -> tuple[list[Nucleus], Int64[Tensor, "h w"]]:
-    is_bright = torch.stack([regions.numbers > 0 for regions in found])
-    listing = Listing(is_bright.shape[1:])
-    for leaf in order:
-        for number, box in enumerate(found[leaf].boxes):
-            pixels = found[leaf].numbers[box] == number + 1
-            if same := listing.find(box, pixels):
-                listing.shown[same - 1][leaf] = True
-                continue
-            size = int(found[leaf].pixels[number])
-            shown = 2 * is_bright[:, *box][:, pixels].sum(dim=1) >= size
-            listing.add(box, pixels, (leaf, number), shown)
-    nuclei = []
-    for (leaf, number), shown in zip(listing.regions, listing.shown, strict=True):
-        centre = found[leaf].centres[number]
-        (tile,) = owners_of(centre[None], parts).tolist()
-        probability = min(local[tile, shown].sum().item(), 1.0)
-        showing = tuple(path for path, is_in in zip(paths, shown, strict=True) if is_in)
-        size = int(found[leaf].pixels[number])
-        nuclei.append(Nucleus(*centre.tolist(), size, probability, showing))
-    return nuclei, listing.owner
-
-
-class Listing:
-    """The inventory as it grows: whose each pixel is, and of each nucleus the leaf and region it
-    came from, how many pixels it owns, and which leaves show it."""
-
-    def __init__(self, size: Sequence[int]) -> None:
-        self.owner = torch.zeros(*size, dtype=torch.long)
-        self.regions: list[tuple[int, int]] = []
-        self.owned: list[int] = []
-        self.shown: list[Bool[Tensor, "n"]] = []
-
-    def find(self, box: tuple[slice, slice], pixels: Bool[Tensor, "h w"]) -> int:
-        """The number, from 1, of the nucleus that a region of these pixels is; 0 if it is new."""
-        numbers, shares = self.owner[box][pixels].unique(return_counts=True)
-        overlaps = {n: s for n, s in zip(numbers.tolist(), shares.tolist(), strict=True) if n}
-        is_inside = 2 * sum(overlaps.values()) >= int(pixels.sum())
-        is_over = any(2 * share >= self.owned[n - 1] for n, share in overlaps.items())
-        return max(overlaps, key=overlaps.__getitem__) if is_inside or is_over else 0
-
-    def add(
-        self,
-        box: tuple[slice, slice],
-        pixels: Bool[Tensor, "h w"],
-        region: tuple[int, int],
-        shown: Bool[Tensor, "n"],
-    ) -> None:
-        """List a region as a nucleus, with the leaves that show it."""
-        is_own = pixels & (self.owner[box] == 0)
-        self.regions.append(region)
-        self.owned.append(int(is_own.sum()))
-        self.shown.append(shown)
-        self.owner[box][is_own] = len(self.regions)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from posterior_trees.imaging.regions import sizes
@@ -41,8 +41,12 @@ class Regions(NamedTuple):
 
 def owners_of(centres: Float[Tensor, "n 2"], parts: Sequence[Part]) -> Int64[Tensor, "n"]:
     """The part in which each place lies."""
+    return lies_in(centres, parts).long().argmax(dim=1)
+
+
+def lies_in(centres: Float[Tensor, "n 2"], parts: Sequence[Part]) -> Bool[Tensor, "n t"]:
+    """Whether the pixel of each place is in each part."""
     edges = torch.tensor([[(p.rows.start, p.columns.start), (p.rows.stop, p.columns.stop)]
                           for p in parts])  # fmt: skip
     places = (centres + 0.5).floor()[:, None]
-    inside = (edges[:, 0] <= places) & (places < edges[:, 1])
-    return inside.all(dim=2).long().argmax(dim=1)
+    return ((edges[:, 0] <= places) & (places < edges[:, 1])).all(dim=2)

@@ -45,7 +45,7 @@ def write_count(
     nuclei = [nucleus._asdict() for nucleus in count.nuclei]
     facts = {"schema": SCHEMA, **(remarks or {}), **count._asdict()}
     facts |= {"leaves": leaves, "nuclei": nuclei}
-    facts.pop("labels")
+    del facts["labels"], facts["owned"]
     write_json(folder / "count.json", facts)
     for leaf in leaves:
         leaf["path"] = _name(leaf["path"])

@@ -1,0 +1,138 @@
+"""Where everything of one picture lies, on the picture and on disk."""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from posterior_trees.imaging.adjust import Adjustment
+from posterior_trees.imaging.fields import Field
+from posterior_trees.imaging.ngff import Frame
+from posterior_trees.imaging.source import Plane, open_source
+from posterior_trees.imaging.stored import Tiles
+from posterior_trees.imaging.tree_zarr import TreeWriter
+from posterior_trees.pictures.nuclei.blocks import Block, blocks_of
+from posterior_trees.pictures.stream.marks import Marks
+from posterior_trees.pictures.stream.raw import RawTiles
+from posterior_trees.pictures.tiles import Tile, check_tiles, cut, part_edges, place_tile
+from posterior_trees.pictures.window import Window
+from posterior_trees.predictor import Predictor
+
+Place = tuple[slice, slice]
+PLANE, UNCHANGED = Plane(), Adjustment()
+
+
+@dataclasses.dataclass
+class Layout:
+    """One picture on its way to `folder`; a copy that another process gets opens its own files."""
+
+    make_predictor: Callable[[], Predictor]
+    field: Field
+    folder: Path
+    work: Path
+    plane: Plane = PLANE
+    adjustment: Adjustment = UNCHANGED
+    block: int = 1
+    tile: int = 512
+    overlap: int = 64
+    dtype: str = "uint8"
+    ngff: str = "0.5"
+    provenance: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    is_counted: bool = False
+    threshold: float | int | None = None
+    is_deep: bool = False
+    """Whether nodes are kept in 16 bits too, where the result has 8."""
+    keeps_tiles: bool = False
+
+    @cached_property
+    def predictor(self) -> Predictor:
+        predictor = self.make_predictor()
+        check_tiles(predictor, *self.sizes(predictor.multiple))
+        return predictor
+
+    @cached_property
+    def window(self) -> Window:
+        source = open_source(self.field.path, **self.plane._asdict())
+        return Window(source, self.adjustment, self.block, self.predictor.multiple,
+                      self.predictor.padding)  # fmt: skip
+
+    @cached_property
+    def tiles(self) -> list[Tile]:
+        """As they are cut from the padded picture."""
+        step = self.predictor.multiple
+        return list(cut(self.window.padded, *self.sizes(step), step))
+
+    @cached_property
+    def places(self) -> list[tuple[Tile, list[slice]]]:
+        """Where each lies on the picture, and which part of it that is."""
+        return [place_tile(t, self.window.offset, self.window.shape) for t in self.tiles]
+
+    @cached_property
+    def raw(self) -> RawTiles:
+        return RawTiles(self.work / "tiles", self.tiles, self.predictor.branching)
+
+    @cached_property
+    def marks(self) -> Marks:
+        return Marks(self.work)
+
+    @cached_property
+    def frame(self) -> Frame:
+        pixel = self.window.source.pixel_size
+        return Frame(pixel[0] if pixel else None, self.block)
+
+    @cached_property
+    def writer(self) -> TreeWriter:
+        return TreeWriter(self.part, self.predictor.branching, self.window.shape,
+                          dtype=self.dtype, ngff=self.ngff, frame=self.frame)  # fmt: skip
+
+    @cached_property
+    def deep(self) -> TreeWriter:
+        return TreeWriter(self.work / "deep", self.predictor.branching, self.window.shape,
+                          dtype="uint16", is_pyramid=False)  # fmt: skip
+
+    @property
+    def part(self) -> Path:
+        """The result before it has its name."""
+        return self.folder.with_name(f".{self.folder.name}.part")
+
+    @cached_property
+    def chunks(self) -> list[Place]:
+        return list(self.writer.chunks())
+
+    @cached_property
+    def blocks(self) -> list[Block]:
+        return blocks_of(self.window.shape)
+
+    def sizes(self, step: int) -> tuple[int, int]:
+        tile, overlap = (-(-size // step) * step for size in (self.tile, self.overlap))
+        return tile, overlap
+
+    @property
+    def last(self) -> str:
+        """The last step that reads tiles."""
+        return "count" if self.is_counted else "blend"
+
+    @cached_property
+    def areas(self) -> list[Place]:
+        """Of the picture, which its items need."""
+        return [(b.tall, b.wide) for b in self.blocks] if self.is_counted else self.chunks
+
+    def tiles_in(self, area: Place) -> list[int]:
+        return [i for i, (place, _) in enumerate(self.places) if common(area, place[:2])]
+
+    def described_tiles(self) -> Tiles:
+        rows, columns = part_edges([place for place, _ in self.places])
+        return Tiles(*self.sizes(self.predictor.multiple), self.window.padded, self.window.offset,
+                     rows, columns)  # fmt: skip
+
+
+def common(one: Sequence[slice], other: Sequence[slice]) -> Place | None:
+    """Where two parts of the picture overlap."""
+    parts = []
+    for a, b in zip(one, other, strict=True):
+        first, last = max(a.start, b.start), min(a.stop, b.stop)
+        if first >= last:
+            return None
+        parts.append(slice(first, last))
+    return parts[0], parts[1]
