@@ -172,6 +172,7 @@ def test_one_images_tree_is_a_tree():
     tree = grow(*random_tree(3, 2))
     one = tree[-1]
     assert len(one) == 1
+    assert repr(one).startswith("Tree(1 image of (")
     torch.testing.assert_close(one.root, tree.root[2:])
     assert [len(t) for t in tree] == [1, 1, 1]
     with pytest.raises(IndexError, match="image 3 of a batch of 3"):

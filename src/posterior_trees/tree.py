@@ -21,7 +21,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from posterior_trees import store
-from posterior_trees.errors import GuaranteeError, InputError, StoreError
+from posterior_trees.errors import GuaranteeError, InputError, StoreError, plural
 from posterior_trees.schema import SchemaError, check
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ class Tree:
 
     def __repr__(self) -> str:
         layout = "×".join(map(str, self.branching)) or "root only"
-        return f"Tree({len(self)} images of {tuple(self.shape)}, {layout}, {self.device})"
+        return f"Tree({plural(len(self), 'image')} of {tuple(self.shape)}, {layout}, {self.device})"
 
     def _repr_html_(self) -> str | None:
         """The explorer, as the output of a notebook's cell."""

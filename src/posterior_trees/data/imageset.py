@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float, Integer, UInt8, UInt16
 from torch import Tensor
 
-from posterior_trees.errors import DataError
+from posterior_trees.errors import DataError, plural
 from posterior_trees.imaging.pixels import signed, to_float, unsigned
 
 Stored = UInt8[Tensor, "n _ h w"] | UInt16[Tensor, "n _ h w"]
@@ -64,7 +64,7 @@ class ImageSet:
 
     def __repr__(self) -> str:
         paired = "" if self._y is None else " in pairs"
-        return f"ImageSet({len(self)} images of {self.shape}{paired}, {self.device})"
+        return f"ImageSet({plural(len(self), 'image')} of {self.shape}{paired}, {self.device})"
 
     def to(self, device: str | torch.device) -> "ImageSet":
         return self._map(lambda images: images.to(device), self.names)

@@ -43,7 +43,7 @@ from posterior_trees.data.shift import with_shift
 from posterior_trees.data.splits import check_split, empty, fingerprint, split_groups, split_names
 from posterior_trees.data.stream import StreamedImageSet
 from posterior_trees.data.values import block_side, check_values, is_adjusted, with_values
-from posterior_trees.errors import DataError
+from posterior_trees.errors import DataError, plural
 from posterior_trees.imaging.decode import fit
 from posterior_trees.recipe.sections import DataSpec
 
@@ -83,7 +83,7 @@ def load_split(
     limit = free_bytes() // 2 if resident_limit_bytes is None else resident_limit_bytes
     if streamed.nbytes > limit:
         return streamed
-    return streamed.load(f"{len(names)} {split} images of {spec.name}")
+    return streamed.load(f"{plural(len(names), f'{split} image')} of {spec.name}")
 
 
 def _list(

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from posterior_trees.data.imageset import Batch, ImageSet, Indices, Stored, as_index, to_float
-from posterior_trees.errors import DataError
+from posterior_trees.errors import DataError, plural
 from posterior_trees.imaging.decode import Pixels
 from posterior_trees.imaging.decode import Stored as Raw
 from posterior_trees.progress import track
@@ -87,7 +87,7 @@ class StreamedImageSet(ImageSet):
         return self._nbytes
 
     def __repr__(self) -> str:
-        return f"StreamedImageSet({len(self)} images of {self.shape}, {self.device})"
+        return f"StreamedImageSet({plural(len(self), 'image')} of {self.shape}, {self.device})"
 
     def to(self, device: str | torch.device) -> "StreamedImageSet":
         return self._like(self.items, self.nbytes, device)

@@ -140,7 +140,7 @@ def write_card(predictor: TreePredictor) -> str:
         "---", "library_name: posterior-trees", "tags: [posterior-trees, uncertainty]", "---",
         f"# {words['name']}", "",
         "A tree of answers in one forward pass: the mean, its branches, and their probabilities.",
-        "", *lines, f"- **Input**: {takes}, {predictor.channels} channels out",
+        "", *lines, f"- **Input**: {takes}, {plural(predictor.channels, 'channel')} out",
         f"- **Size**: {count / 1e6:.2f} million weights, {2e-6 * count:.1f} MB in bfloat16", "",
         *_table(predictor.about.get("test") or {}),
         "A node is an average, not a sample, and a tree knows only its training images: do not",

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from posterior_trees.data import find_folder, load_split
-from posterior_trees.errors import DataError
+from posterior_trees.errors import DataError, plural
 from posterior_trees.models.checkpoint import best_device, load_recipe
 from posterior_trees.progress import in_words
 from posterior_trees.recipe import Recipe, names_network, parse_resolved, read_recipe
@@ -96,8 +96,9 @@ def estimate(recipe: Recipe, count: int, size: Size, device: str | None = None) 
     steps = steps_of(count, recipe.training.batch_size, recipe.data.repeat)
     epochs = recipe.training.epochs
     return (
-        f"{text}: {count} pictures, {steps} steps an epoch, {in_words(steps * seconds)}; "
-        f"{epochs} epochs about {in_words(epochs * steps * seconds)}"
+        f"{text}: {plural(count, 'picture')}, {plural(steps, 'step')} an epoch, "
+        f"{in_words(steps * seconds)}; "
+        f"{plural(epochs, 'epoch')} about {in_words(epochs * steps * seconds)}"
     )
 
 
