@@ -35,11 +35,13 @@ def add(commands: Any) -> None:
 
 def run_explore(arguments: argparse.Namespace) -> None:
     from posterior_trees.models.card import describe_model, title_of
+    from posterior_trees.serve.growths import Growths
     from posterior_trees.serve.start import describe_start
 
     reading = make_reading(arguments)
     predictor = load_model(arguments, arguments.device)
     measures = dict(load_measure(name) for name in arguments.measure)
+    growths = Growths(predictor, measures) if not arguments.save else None
     examples = describe_start(
         predictor,
         arguments.images,
@@ -47,6 +49,7 @@ def run_explore(arguments: argparse.Namespace) -> None:
         rivals=[split_rival(text) for text in arguments.compare],
         measures=measures,
         warn=lambda message: print(f"ptrees explore: {message}", file=sys.stderr, flush=True),
+        growths=growths,
     )
     options: dict[str, Any] = {"title": title_of(predictor),
                                "model_card": describe_model(predictor)}  # fmt: skip
@@ -57,6 +60,7 @@ def run_explore(arguments: argparse.Namespace) -> None:
     from posterior_trees.serve.server import make_app
 
     options |= {"host": arguments.host, "measures": measures, "reading": reading}
+    options |= {"growths": growths}
     app = make_app(predictor, examples=examples, **options)
     serve(app, arguments.host, arguments.port, is_shown=not arguments.no_browser)
 

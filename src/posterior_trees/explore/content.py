@@ -17,12 +17,16 @@ r"""Trees as data for the explorer: the one form that saved pages, the server an
         "note": "",                              what to beware of, if anything; may be left out
         "resized": "",                           "resized from 512×512 to 256×256 (height×width)" or
                                                  the like, if it was; may be left out
+        "token": "…",                            of a served example that can be grown on
+        "grown": {"split": [[], [0], …],         where it was: what was split, for which region,
+                  "region": null, "note": ""},   and what to beware of
         "rivals": [{"name": "K-means of samples", "branching": [3, 3],
                     "truth_path": […], "levels": […], "measures": {…}}]}]}
 
 `levels[l][i]` is node i of level l, in the order of `Tree`: the children of node i are nodes
 K·i … K·i+K−1 of the next level. `p` is absolute, so that the nodes of a level sum to 1. `null` is
-an absent node. Images are 8-bit PNG, clipped to [0, 1] for display; the trees are not changed.
+an absent node, and `{"p": …, "same": true}` one that stands for its parent where a tree that was
+grown is not split. Images are 8-bit PNG, clipped to [0, 1] for display; the trees are not changed.
 
 A measure is any $f(\text{image}) \to \mathbb R$, such as a count of nuclei; with the probabilities
 of the leaves it becomes the distribution of $f$ that the page draws.
@@ -31,7 +35,7 @@ of the leaves it becomes the distribution of $f$ that the page draws.
 import base64
 import io
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 
 import numpy as np
 from jaxtyping import Float
@@ -41,6 +45,7 @@ from torch import Tensor
 from posterior_trees.errors import InputError, plural
 from posterior_trees.imaging.pixels import visible
 from posterior_trees.imaging.size import shrink
+from posterior_trees.predictor.growth import Growth
 from posterior_trees.tree import Tree
 
 SCHEMA = 1
@@ -88,9 +93,15 @@ def describe_trees(
 
 
 def _describe(
-    tree: Tree, name: str, x: Tensor | None, measures: Mapping[str, Measure], side: int | None
+    tree: Tree,
+    name: str,
+    x: Tensor | None,
+    measures: Mapping[str, Measure],
+    side: int | None,
+    shown: Container[tuple[int, ...]] | None = None,
 ) -> dict:
-    """One tree: its nodes, its measures, and where the truth goes in it."""
+    """One tree: its nodes, its measures, and where the truth goes in it; of a grown one what is not
+    `shown` stands for its parent."""
     levels = []
     for level, probs in enumerate(tree.probs):
         absent, paths = tree.is_absent(level)[0].tolist(), tree.paths(level)
@@ -99,8 +110,13 @@ def _describe(
             what = f"node {paths[node]} of {name!r}"
             if np.isnan(prob):
                 raise InputError(f"{what} has probability NaN; probabilities must be numbers")
-            image = None if absent[node] else to_png(tree.images[level][0, node], what, side)
-            nodes.append(None if image is None else {"p": prob, "image": image})
+            if absent[node]:
+                nodes.append(None)
+            elif shown is not None and paths[node] not in shown:
+                nodes.append({"p": prob, "same": True})
+            else:
+                image = to_png(tree.images[level][0, node], what, side)
+                nodes.append({"p": prob, "image": image})
         levels.append(nodes)
     return {
         "truth_path": None if x is None else tree.descend(x[None].to(tree.root))[0].tolist(),
@@ -108,6 +124,17 @@ def _describe(
         "measures": {str(title): _values(tree, f, str(title)) for title, f in measures.items()},
         **_promise(tree, side),
     }
+
+
+def describe_growth(
+    growth: Growth, x: Float[Tensor, "1 c h w"] | None, measures: Mapping[str, Measure]
+) -> dict:
+    """What takes the place of an example's tree once it was grown. Where nothing was split a node
+    stands for itself below, and `"grown"` lists the paths that were split."""
+    tree, split = growth.tree(), [list(path) for path in growth.children]
+    truth = None if x is None else x[0]
+    made = _describe(tree, "what was grown", truth, measures, None, growth.nodes)
+    return made | {"branching": list(tree.branching), "grown": {"split": split}}
 
 
 def _promise(tree: Tree, side: int | None) -> dict:

@@ -37,7 +37,7 @@ MODULES = (
     "main.js",
 )
 """The scripts of a saved page, each after those it imports."""
-SERVED = (*MODULES, "eyes.js", "paper.js", "own.js", "style.css")
+SERVED = (*MODULES, "eyes.js", "grow.js", "paper.js", "own.js", "style.css")
 """What the server sends: also the part that asks it for trees of new pictures."""
 
 INLINE_POLICY = (

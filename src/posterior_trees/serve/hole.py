@@ -5,6 +5,8 @@ takes any hole (the answers still agree with every pixel that is visible), so th
 and says every time that the model was not trained for it.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from jaxtyping import Bool
@@ -45,23 +47,27 @@ def describe_paper(predictor: Predictor) -> dict | None:
     }
 
 
-def read_hole(content: bytes, size: tuple[int, ...]) -> Bool[Tensor, "h w"]:
+def read_hole(content: bytes, size: Sequence[int]) -> Bool[Tensor, "h w"]:
     """A hole from a picture of exactly this size: white is hidden, black is visible."""
-    height, width, *_ = picture_header(content, "the hole")
-    if (height, width) != tuple(size):
+    hole = read_mask(content, size, "the hole")
+    hidden = int(hole.sum())
+    if hidden in (0, hole.numel()):
         raise DataError(
-            f"the hole is {height}×{width}, this model takes {size[0]}×{size[1]} pixels. "
-            "Draw it at that size"
-        )
-    pixels = decode_picture(content, "the hole", 1)[0]
-    if other := sorted(set(np.unique(pixels).tolist()) - {0, 255}):
-        raise DataError(
-            f"the hole has a pixel of value {other[0]}. Each must be 0 (visible) or 255 (hidden)"
-        )
-    hidden = int((pixels == 255).sum())
-    if hidden in (0, pixels.size):
-        raise DataError(
-            f"the hole hides {hidden} of {plural(pixels.size, 'pixel')}. It must hide some "
+            f"the hole hides {hidden} of {plural(hole.numel(), 'pixel')}. It must hide some "
             "and leave some"
         )
+    return hole
+
+
+def read_mask(content: bytes, size: Sequence[int], what: str) -> Bool[Tensor, "h w"]:
+    """Where a picture of exactly this size is white; it has no other values than black."""
+    height, width, *_ = picture_header(content, what)
+    if (height, width) != tuple(size):
+        raise DataError(
+            f"{what} is {height}×{width}, this model takes {size[0]}×{size[1]} pixels. "
+            "Draw it at that size"
+        )
+    pixels = decode_picture(content, what, 1)[0]
+    if other := sorted(set(np.unique(pixels).tolist()) - {0, 255}):
+        raise DataError(f"{what} has a pixel of value {other[0]}. Each must be 0 (out) or 255 (in)")
     return torch.from_numpy(pixels == 255)

@@ -11,6 +11,8 @@
          &align=X1,Y1,X2,Y2&lines=0             cut it around these eyes; 1: find the lines in it
          &scale=1                               0.5: take it at half its size
 
+    POST /api/grow         which branches of it are wanted (`growths`) → its tree with them
+
 Safe by default: `guard` decides who is answered, and no path of a client's is ever opened. Bytes
 are counted while they come in, pixels before they are decoded, and one thread with a short queue
 does the work. Every refusal, also of an unknown path, is `{"error": "…"}`.
@@ -18,7 +20,7 @@ does the work. Every refusal, also of an unknown path, is `{"error": "…"}`.
 
 import asyncio
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +38,7 @@ from posterior_trees.pictures.reading import Reading
 from posterior_trees.predictor import Predictor
 from posterior_trees.serve.ask import Limits, ask
 from posterior_trees.serve.body import Arrivals, read_body
+from posterior_trees.serve.growths import Growths
 from posterior_trees.serve.guard import Guard, RefusedError, allowed_hosts, refusal
 from posterior_trees.serve.hole import describe_paper
 from posterior_trees.serve.worker import FullError, Worker
@@ -45,6 +48,8 @@ if TYPE_CHECKING:
 
 TYPES = {".js": "text/javascript", ".css": "text/css"}
 MAX_NAME = 80
+ASKED = 1.0
+"""Megabytes of what may be asked about a tree, a painted region with it."""
 AGAIN = {"Retry-After": "2"}
 LEFT = 499
 """The status of an answer that nobody waits for: the client left."""
@@ -60,6 +65,7 @@ def make_app(
     measures: Mapping[str, Measure] | None = None,
     reading: Reading | None = None,
     limits: Limits | None = None,
+    growths: Growths | None = None,
     room: int = 64,
 ) -> "FastAPI":
     """The web application of one model; `examples` (of `describe_trees`) are there from the start,
@@ -70,7 +76,8 @@ def make_app(
     frame = frame_content(predictor.branching, size, title, model_card)
     server = describe_server(predictor, limits, reading or Reading())
     first = frame | {"examples": list(examples), "server": server}
-    explorer = Explorer(predictor, frame, first, measures, limits, Worker(room))
+    growths = growths or Growths(predictor, measures)
+    explorer = Explorer(predictor, frame, first, measures, limits, growths, Worker(room))
 
     @asynccontextmanager
     async def lifespan(_):
@@ -88,6 +95,7 @@ def make_app(
     app.add_route("/blank.html", explorer.blank, methods=["GET"])
     app.add_route("/static/{file}", explorer.asset, methods=["GET"])
     app.add_route("/api/predict", explorer.predict, methods=["POST"])
+    app.add_route("/api/grow", explorer.grow, methods=["POST"])
     return app
 
 
@@ -101,12 +109,14 @@ class Explorer:
         first: dict,
         measures: Mapping[str, Measure] | None,
         limits: Limits,
+        growths: Growths,
         worker: Worker,
     ) -> None:
         from fastapi.responses import HTMLResponse, Response
 
         self.predictor, self.measures = predictor, measures
-        self.limits, self.worker, self.arrivals = limits, worker, Arrivals()
+        self.limits, self.growths = limits, growths
+        self.worker, self.arrivals = worker, Arrivals()
         self.page, self.empty = HTMLResponse(served_page(first)), HTMLResponse(inline_page(frame))
         self.files = {
             file: Response(static(file), media_type=TYPES[file[file.rindex(".") :]])
@@ -135,16 +145,24 @@ class Explorer:
         return refusal(500, reason)
 
     async def predict(self, request: Any) -> Any:
+        return await self.answer(request, self.limits.megabytes, self.describe)
+
+    async def grow(self, request: Any) -> Any:
+        return await self.answer(request, ASKED, self.describe_growth)
+
+    async def answer(
+        self, request: Any, megabytes: float, describe: Callable[[bytes, Mapping[str, str]], str]
+    ) -> Any:
         from fastapi.responses import Response
         from starlette.requests import ClientDisconnect
 
         try:
             with self.arrivals.counted() as take:
-                content = await read_body(request, self.limits.megabytes, take)
+                content = await read_body(request, megabytes, take)
                 async with self.worker.place():
                     if await request.is_disconnected():
                         return Response(status_code=LEFT)
-                    made = await self.worker.run(self.describe, content, dict(request.query_params))
+                    made = await self.worker.run(describe, content, dict(request.query_params))
             return Response(made, media_type="application/json")
         except ClientDisconnect:
             return Response(status_code=LEFT)
@@ -165,7 +183,12 @@ class Explorer:
         content, hole = split_body(content, query.get("hole", "0"))
         reading = read_query(query)
         made = ask(self.predictor, content, name, reading, hole, self.limits)
-        return json.dumps(made.describe(name, measures=self.measures))
+        kept = self.growths.keep(made) if hole is None else {}
+        return json.dumps(made.describe(name, measures=self.measures) | kept)
+
+    def describe_growth(self, content: bytes, _: Mapping[str, str]) -> str:
+        """A tree that was grown, as JSON; runs in the worker's thread."""
+        return json.dumps(self.growths.grow(content.decode("utf-8", "replace")))
 
 
 def split_body(content: bytes, count: str) -> tuple[bytes, bytes | None]:

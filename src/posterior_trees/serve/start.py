@@ -11,6 +11,7 @@ from posterior_trees.models.card import says
 from posterior_trees.pictures.answer import answer, warn_of
 from posterior_trees.pictures.reading import Reading, read
 from posterior_trees.predictor import Predictor
+from posterior_trees.serve.growths import Growths
 from posterior_trees.tree import Tree
 
 SAMPLES = 12
@@ -25,9 +26,10 @@ def describe_start(
     rivals: Sequence[tuple[str, Path]] = (),
     measures: Mapping[str, Measure] | None = None,
     warn: Callable[[str], object] = warnings.warn,
+    growths: Growths | None = None,
 ) -> list[dict]:
     """Examples of the given files, or of the samples that the model's card names; `warn` hears of
-    files that do not fit the model or its size."""
+    files that do not fit the model or its size; `growths` keeps what can be grown on."""
     reading = reading or Reading()
     reading.check(predictor)
     pictures = [read(file, predictor, reading) for file in files]
@@ -41,7 +43,8 @@ def describe_start(
         made = answer(predictor, picture)
         warn_of(picture, made, warn)
         rival = {method: trees[i] for method, trees in others.items()}
-        examples.append(made.describe(name, rival, measures))
+        kept = growths.keep(made) if growths else {}
+        examples.append(made.describe(name, rival, measures) | kept)
     return examples
 
 

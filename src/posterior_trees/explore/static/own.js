@@ -2,6 +2,7 @@
 // comes its tree. Only served pages have this part.
 
 import { askForEyes } from "./eyes.js";
+import "./grow.js";
 import { makePaper, renderPaper } from "./paper.js";
 import { download, hush, say } from "./share.js";
 import { $, data, onRender, state, update } from "./state.js";
@@ -135,7 +136,7 @@ function listenToFiles() {
 
 async function savePage() {
   const frame = await (await fetch("blank.html")).text();
-  const examples = data.examples.map(({ loading, isLoaded, isSketch, ...item }) => item);
+  const examples = data.examples.map(({ loading, isLoaded, isSketch, past, mask, token, ...item }) => item);
   const plain = (key, value) => (key === "rgba" || key === "crop" ? undefined : value);
   const content = { ...data, examples };
   delete content.server;

@@ -5,14 +5,26 @@
 //
 // Both are means over the colour channels.
 
-import { branchingOf, childrenOf, nodeAt, parentOf, sizeOf, treesOf } from "./state.js";
+import { childrenOf, nodeAt, parentOf, pathOfIndex, sizeOf, treesOf } from "./state.js";
 
 // Decode every node of an example; each then has `rgba`, four bytes per pixel.
 export async function loadPixels(item) {
-  item.loading ??= Promise.all(treesOf(item).flatMap((tree) => tree.levels.flat()).filter(Boolean)
-    .map(async (node) => { node.rgba = await rgbaOf(node.image, sizeOf(item)); }))
-    .then(() => { item.isLoaded = true; });
+  const nodes = treesOf(item).flatMap((tree) => tree.levels.flat()).filter((node) => node && !node.same);
+  const loading = item.loading ??= Promise.all(nodes.map(async (node) => {
+    node.rgba ??= await rgbaOf(node.image, sizeOf(item));
+  })).then(() => {
+    if (item.loading !== loading) return; // grown on meanwhile
+    treesOf(item).forEach(fillIn);
+    item.isLoaded = true;
+  });
   return item.loading;
+}
+
+// A node that was not split stands for itself on the levels below.
+function fillIn(tree) {
+  tree.levels.forEach((nodes, level) => nodes.forEach((node, index) => {
+    if (node?.same) node.rgba = nodeAt(parentOf(pathOfIndex(level, index, tree)), tree).rgba;
+  }));
 }
 
 async function rgbaOf(url, [height, width]) {
@@ -36,7 +48,7 @@ export function differenceOf(node, other) {
 
 // Standard deviation between the children of a node, or for a leaf between it and its siblings.
 export function spreadOf(path, tree) {
-  const parent = path.length < branchingOf(tree).length ? path : parentOf(path);
+  const parent = childrenOf(path, tree).length ? path : parentOf(path);
   const middle = nodeAt(parent, tree);
   const spread = new Float32Array(middle.rgba.length / 4);
   for (const child of childrenOf(parent, tree).map((p) => nodeAt(p, tree)).filter(Boolean)) {

@@ -8,7 +8,7 @@
 import { bytesOfUrl, isGreyPicture, makeTiff, makeZip, plainPixels } from "./files.js";
 import { loadPixels } from "./pixels.js";
 import {
-  $, branchingOf, data, element, example, indexOf, isPrefix, nameOfSide, nodeAt, parentOf,
+  $, branchingOf, childrenOf, data, element, example, isPrefix, name, nameOfSide, nodeAt, parentOf,
   pathOfIndex, percent, sizeOf, state, treeOn, treesOf,
 } from "./state.js";
 
@@ -35,20 +35,31 @@ function svgElement(tag, attributes, ...children) {
 const svgText = (x, y, words, color = INK) => svgElement("text", { x, y, fill: color, "font-size": 13,
   "text-anchor": "middle", "font-family": "system-ui, sans-serif" }, words);
 
+// Leaves stand side by side, every other node above the middle of its own.
+function placesOf(tree) {
+  const at = new Map();
+  let leaves = 0;
+  const visit = (path) => {
+    const first = leaves, children = childrenOf(path, tree);
+    children.forEach(visit);
+    if (!children.length) leaves += 1;
+    at.set(name(path), (first + leaves) / 2);
+  };
+  visit([]);
+  return { at, leaves };
+}
+
 export function makeFigure() {
-  const tree = treeOn(), branching = branchingOf(tree), [rows, columns] = sizeOf();
-  const high = NODE * rows / columns, leaves = branching.reduce((a, b) => a * b, 1);
+  const tree = treeOn(), nodes = everyNode(tree).map(({ path }) => path), [rows, columns] = sizeOf();
+  const high = NODE * rows / columns, { at, leaves } = placesOf(tree);
   const known = [["Input", example().input], ["Truth", state.truth && example().truth]]
     .filter(([, url]) => url);
   const left = EDGE + known.length * (NODE + SIDE_GAP);
   const step = NODE + BETWEEN;
-  const middle = (level, index) => {
-    const span = branching.slice(level).reduce((a, b) => a * b, 1);
-    return left + (index + 0.5) * span * step - BETWEEN / 2;
-  };
+  const middle = (path) => left + at.get(name(path)) * step - BETWEEN / 2;
   const top = (level) => EDGE + 20 + level * (high + RISE);
   const width = left + leaves * step - BETWEEN + EDGE;
-  const height = top(branching.length) + high + EDGE;
+  const height = top(Math.max(...nodes.map((path) => path.length))) + high + EDGE;
   const figure = svgElement("svg", { width, height, viewBox: `0 0 ${width} ${height}` },
     svgElement("rect", { width, height, fill: "#ffffff" }));
   const picture = (url, x, y, color, line) => [
@@ -62,13 +73,12 @@ export function makeFigure() {
     figure.append(svgText(x + NODE / 2, top(0) - 7, words, words === "Truth" ? TRUTH : INK),
       ...picture(url, x, top(0), words === "Truth" ? TRUTH : INK, 1));
   });
-  const nodes = tree.levels.flatMap((level, l) => level.map((_, i) => pathOfIndex(l, i, tree)));
   for (const path of nodes.slice(1)) {
     figure.append(figureBranch(path, tree, middle, top, high));
   }
   for (const path of nodes) {
     const node = nodeAt(path, tree), level = path.length;
-    const x = middle(level, indexOf(path, tree)) - NODE / 2, y = top(level);
+    const x = middle(path) - NODE / 2, y = top(level);
     if (!node) {
       figure.append(svgElement("rect", { x, y, width: NODE, height: high, fill: "none",
         stroke: "#aaaaaa", "stroke-dasharray": "4 4" }));
@@ -83,7 +93,7 @@ export function makeFigure() {
 
 function figureBranch(path, tree, middle, top, high) {
   const parent = parentOf(path), p = nodeAt(path, tree)?.p ?? 0;
-  const [x0, x1] = [middle(parent.length, indexOf(parent, tree)), middle(path.length, indexOf(path, tree))];
+  const [x0, x1] = [middle(parent), middle(path)];
   const [y0, y1] = [top(parent.length) + high, top(path.length) - 21];
   const bend = (y0 + y1) / 2;
   return svgElement("path", { d: `M${x0},${y0} C${x0},${bend} ${x1},${bend} ${x1},${y1}`,
@@ -107,7 +117,8 @@ async function figurePng() {
 
 function everyNode(tree) {
   return tree.levels.flatMap((level, l) => level.map((node, i) =>
-    ({ node, path: pathOfIndex(l, i, tree) })));
+    ({ node, path: pathOfIndex(l, i, tree) })))
+    .filter(({ node }) => !tree.grown || (node && !node.same));
 }
 
 async function stack() {

@@ -50,8 +50,11 @@ export const indexOf = (path, tree = treeOn()) =>
 export const nodeAt = (path, tree = treeOn()) => // null: absent
   tree.levels[path.length][indexOf(path, tree)];
 export const parentOf = (path) => path.slice(0, -1);
-export const childrenOf = (path, tree = treeOn()) =>
-  Array.from({ length: branchingOf(tree)[path.length] ?? 0 }, (_, child) => [...path, child]);
+export function childrenOf(path, tree = treeOn()) {
+  const children = Array.from({ length: branchingOf(tree)[path.length] ?? 0 }, (_, child) => [...path, child]);
+  return tree.grown ? children.filter((child) => isShown(child, tree)) : children;
+}
+const isShown = (path, tree) => Boolean(nodeAt(path, tree)) && !nodeAt(path, tree).same;
 export const isOfTruth = (path, tree = treeOn()) =>
   tree.truth_path?.[path.length] === indexOf(path, tree);
 
@@ -183,7 +186,7 @@ function readPath(text, tree) {
   const path = text.split(".").filter(Boolean).map((number) => Number(number) - 1);
   const isPath = path.length <= branchingOf(tree).length && path.every((child, level) =>
     Number.isInteger(child) && child >= 0 && child < branchingOf(tree)[level]);
-  return isPath && nodeAt(path, tree) ? path : [];
+  return isPath && isShown(path, tree) ? path : [];
 }
 
 function readBox(text) {

@@ -17,8 +17,7 @@ const leastImage = () => (treesOf().length > 1 ? 24 : 38);
 // The whole tree if its leaves have room; else only what opens along the selected path.
 function visibleTree(width, side) {
   const tree = treeOn(side);
-  const leaves = branchingOf(tree).reduce((a, b) => a * b, 1);
-  const whole = leaves * (leastImage() + GAP) <= width;
+  const whole = leavesBelow([], tree) * (leastImage() + GAP) <= width;
   const levels = [];
   let slots = 0;
   const visit = (path) => {
@@ -33,6 +32,9 @@ function visibleTree(width, side) {
   visit([]);
   return { levels, slots };
 }
+
+const leavesBelow = (path, tree) =>
+  childrenOf(path, tree).reduce((sum, child) => sum + leavesBelow(child, tree), 0) || 1;
 
 // The most that every level may take so that together they fit: the largest give way first.
 function capFor(wanted, available) {
@@ -153,7 +155,7 @@ function createView(side) {
 
 function nodeElement(view, path) {
   const tree = treeOn(view.side);
-  const id = `${example().name}/${state.example}/${name(path)}`;
+  const id = `${example().name}/${state.example}/${example().version ?? 0}/${name(path)}`;
   if (!view.drawn.has(id)) {
     const node = nodeAt(path, tree);
     const made = element(node ? "button" : "div", { className: "node", path });

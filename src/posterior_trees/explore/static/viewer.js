@@ -71,8 +71,10 @@ export function renderSides() {
   document.body.classList.toggle("pixels", Math.max(...sizeOf()) <= 64);
   document.body.style.setProperty("--ratio", sizeOf()[1] / sizeOf()[0]);
   if (input) $("input").src = input;
-  for (const id of ["resized", "note"]) { // either may be left out
-    const words = example()[id] ?? "";
+  const { resized, note, grown } = example(), where = grown?.region ? "the marked place" : "the whole picture";
+  const how = grown && !example().token ? ". To grow on, open the picture in the program" : "";
+  const said = { resized, note, "grown-words": grown && `Grown for ${where}${how}. ${grown.note}` };
+  for (const [id, words = ""] of Object.entries(said)) {
     $(id).hidden = !words;
     if ($(id).textContent !== words) $(id).textContent = words;
   }
