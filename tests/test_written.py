@@ -12,6 +12,7 @@ import tifffile
 import torch
 import zarr
 from paint import paint_field, write_ome_tiff, write_plate
+from PIL import Image
 from yaozarrs import validate_zarr_store
 
 from posterior_trees import Tree, cli
@@ -258,6 +259,20 @@ def test_of_many_fields_tables_are_written_and_pages_one_by_one(
     for site in range(3):
         assert f'href="f{site}/index.html"' in index
         assert (tmp_path / f"pages/f{site}/index.html").stat().st_size > 50_000
+
+
+def test_of_many_pictures_of_something_else_no_nuclei_are_counted(
+    tmp_path: Path, monkeypatch
+) -> None:
+    """A folder of pictures becomes trees, however many they are."""
+    monkeypatch.setattr(write_module, "MANY", 2)
+    monkeypatch.setattr("posterior_trees.pictures.results.MANY", 2)
+    (tmp_path / "in").mkdir()
+    for name in "abc":
+        Image.new("L", (28, 28), 40).save(tmp_path / "in" / f"{name}.png")
+    cli.main(["predict", "digits", str(tmp_path / "in"), "--out", str(tmp_path / "out")])
+    names = {p.name for p in (tmp_path / "out").iterdir()}
+    assert names == {"index.html", "a", "b", "c", "fields.csv", "job.json", ".fields"}
 
 
 def test_a_full_disk_leaves_nothing_half_written(

@@ -34,7 +34,7 @@ def add(commands: Any) -> None:
     predict.add_argument("--overlap", type=int, metavar="PIXELS",
                          help="how far neighbouring tiles overlap [64]")  # fmt: skip
     predict.add_argument("--write", metavar="WORDS", help="page,zarr,tiff,labels,table: what to "
-                         "write [page; of more than 20 fields table,labels]")  # fmt: skip
+                         "write [page; of over 20 fields of a stain table,labels]")  # fmt: skip
     predict.add_argument(
         "--dtype",
         choices=("uint8", "uint16", "float32"),
@@ -65,7 +65,8 @@ def run_predict(arguments: argparse.Namespace) -> None:
     fields = list_fields(arguments.images, arguments.filter, pattern)
     predictor = load_model(arguments, arguments.device)
     predictor.about["called"] = arguments.model  # what messages call it
-    outputs = Outputs.of(arguments.write, len(fields), arguments.dtype, arguments.ngff)
+    is_stain = not predictor.measurement.is_computable  # a model of pairs, as for nuclei
+    outputs = Outputs.of(arguments.write, len(fields), arguments.dtype, arguments.ngff, is_stain)
     if arguments.resume and not (arguments.out / "job.json").is_file():
         raise InputError(f"{arguments.out} has no results to go on with: leave --resume out")
     results = Results(

@@ -57,15 +57,16 @@ class Task(NamedTuple):
 
 
 class Outputs(NamedTuple):
-    """What to write: words of `WORDS`; None is the page, or tables and labels of many fields."""
+    """What to write: words of `WORDS`; None is the page, or tables and labels of many fields if
+    their model predicts a stain."""
 
     words: tuple[str, ...] = ("page",)
     dtype: str = "uint8"
     ngff: str = "0.5"
 
     @classmethod
-    def of(cls, words: str | None, fields: int, dtype: str, ngff: str) -> "Outputs":
-        usual = "page" if fields <= MANY else "table,labels"
+    def of(cls, words: str | None, fields: int, dtype: str, ngff: str, is_stain: bool) -> "Outputs":
+        usual = "table,labels" if fields > MANY and is_stain else "page"
         chosen = tuple((words or usual).split(","))
         if unknown := [word for word in chosen if word not in WORDS]:
             raise InputError(f"--write {unknown[0]}: write words of {','.join(WORDS)}")
