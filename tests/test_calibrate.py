@@ -1,5 +1,6 @@
 """`ptrees calibrate`: certificates in model files, what is printed, refused and drawn."""
 
+import csv
 import json
 import re
 import struct
@@ -12,9 +13,10 @@ from tiny import make_blobs, make_recipe
 
 from posterior_trees import Tree, grow, load, store
 from posterior_trees.cli import main
-from posterior_trees.errors import GuaranteeError, ModelError
+from posterior_trees.data import fingerprint, list_names
+from posterior_trees.errors import GuaranteeError, MeasureError, ModelError
 from posterior_trees.guarantee.bank import Bank
-from posterior_trees.guarantee.certify import judge_trees
+from posterior_trees.guarantee.certify import calibrate_trees
 from posterior_trees.guarantee.report import diagnose, draw_report, sizes_of
 from posterior_trees.models import checkpoint
 from posterior_trees.models.build import build_predictor
@@ -117,6 +119,46 @@ def test_what_cannot_be_promised_is_refused_in_words(world, capsys, words, said)
     assert store.read_facts(world / "m.safetensors")["model"] == 1
 
 
+def top(image):
+    return image[:, :4].mean().item()
+
+
+def test_a_measure_of_ones_own_is_promised_where_it_is_named_again(world):
+    """A model's file names functions, and none of them is run for that."""
+    calibrate(world, "--measure", "test_calibrate:top", "--measure", "ink", "--level", "0.8")
+    picture = world / "picture.png"
+    Image.fromarray(make_blobs(1, seed=7).x[0, 0].numpy()).save(picture)
+    words = ["predict", str(world / "m.safetensors"), str(picture), "--out", str(world / "out")]
+    for more, names in (([], ["ink"]), (["--measure", "test_calibrate:top"],
+                                        ["ink", "test_calibrate:top"])):  # fmt: skip
+        main([*words, *more, "--overwrite"])
+        said = json.loads((world / "out" / "picture" / "tree.json").read_text())["promise"]
+        assert sorted(said["intervals"]) == names
+        assert said["level"] == 0.8
+    file = world / "m.safetensors"
+    predictor = load(file, "cpu")
+    tree = predictor(predictor.measure(make_blobs(1, seed=7).batch([0])[0]))
+    with pytest.raises(MeasureError, match=r"guarantee.measures\['test_calibrate:top'\] = …"):
+        tree.interval("test_calibrate:top")
+    predictor.guarantee.measures["test_calibrate:top"] = top
+    assert tree.interval("test_calibrate:top").low.shape == (1,)
+
+
+def test_images_that_may_have_changed_sides_are_announced(world, capsys):
+    """The model keeps a fingerprint of the files that it was trained on."""
+    (world / "photos").mkdir()
+    for i, x in enumerate(make_blobs(90).x):
+        Image.fromarray(x[0].numpy()).save(world / "photos" / f"{i:02d}.png")
+    recipe = make_recipe("data.name=photos", "data.kind=images", "data.split=name", "data.test=0.5")
+    model, names = build_predictor(recipe), list_names(recipe.data, world, "train")
+    for known, is_told in ((fingerprint(names), False), (fingerprint(names[1:]), True)):
+        about = {"train_names": known}
+        checkpoint.save_model(world / "m.safetensors", model, recipe, about)
+        calibrate(world)
+        told = "may have been trained on" in capsys.readouterr().err
+        assert told == is_told
+
+
 def broken(image):
     raise RuntimeError("no")
 
@@ -149,8 +191,7 @@ def test_the_report_tells_honest_trees_from_others_and_all_are_covered(
     tmp_path, strength, verdict, is_grouped
 ):
     names = [f"g{i // 10}" for i in range(1500)] if is_grouped else None
-    judged = judge_trees(*honest_world(strength), names, ["ink"])
-    found = diagnose(judged, judged.conclude())
+    found = diagnose(calibrate_trees(*honest_world(strength), names, ["ink"]))
     assert found.verdict == verdict
     at = found.levels.index(0.9)
     for name, coverage in found.coverage.items():
@@ -162,10 +203,8 @@ def test_the_report_tells_honest_trees_from_others_and_all_are_covered(
 def test_sizes_are_those_of_the_answers():
     """What is printed of stored numbers is what trees answer."""
     tree, x = honest_world(1.0, 300)
-    judged = judge_trees(tree, x, measures=["ink"], box=(2, 2))
-    g = judged.conclude()
-    tree.guarantee = g
-    found = sizes_of(judged.rows, g, 0.9)
+    tree.guarantee = g = calibrate_trees(tree, x, measures=["ink"], box=(2, 2))
+    found = sizes_of(g.judged.rows, g, 0.9)
     cuts = tree.cut(0.9)
     assert found["cut3.nodes"] == pytest.approx(sum(len(c.paths) for c in cuts) / 300)
     assert found["ball.radius"] == pytest.approx(tree.ball(0.9).radius.mean().item(), rel=1e-6)
@@ -205,13 +244,18 @@ def test_shipped_models_carry_certificates_from_images_that_were_not_trained_on(
 
 
 def test_predicted_pictures_come_with_what_is_promised_of_them(world, capsys):
-    calibrate(world, "--measure", "ink", "--measure", "nuclei=0.5")
+    calibrate(world, "--measure", "ink", "--measure", "nuclei")
     picture = world / "picture.png"
     Image.fromarray(make_blobs(1, seed=7).x[0, 0].numpy()).save(picture)
-    main(["predict", str(world / "m.safetensors"), str(picture), "--out", str(world / "out")])
+    words = [str(world / "m.safetensors"), str(picture), "--out", str(world / "out")]
+    main(["predict", *words, "--count"])
     said = json.loads((world / "out" / "picture" / "tree.json").read_text())["promise"]
     assert said["level"] == 0.9
-    assert said["intervals"].keys() == {"ink", "nuclei=0.5"}
+    assert said["intervals"].keys() == {"ink", "nuclei"}
+    (row,) = csv.DictReader((world / "out" / "fields.csv").read_text().splitlines())
+    low, high = said["intervals"]["nuclei"]
+    assert low <= int(row["low"]) <= int(row["high"]) <= high
+    assert row["promise"] == f"{row['low']} to {row['high']} nuclei {said['words']}"
     assert 0 <= said["intervals"]["ink"][0] <= said["intervals"]["ink"][1] <= 1
     assert said["p"] is not None
     assert '"cut"' in (world / "out" / "index.html").read_text()
@@ -221,7 +265,7 @@ def test_predicted_pictures_come_with_what_is_promised_of_them(world, capsys):
     ("promise", "said"),
     [
         ({"withdrawn": "", "intervals": {"nuclei": [2.3, 7.8]}, "words": "90 of 100 times"},
-         "3 to 7 nuclei 90 of 100 times"),
+         "3 to 7 nuclei 90 of 100 times, counted in each leaf"),
         ({"withdrawn": "pictures of 9×9"}, "no promise: pictures of 9×9"),
         ({"withdrawn": "", "intervals": {}}, None),
     ],

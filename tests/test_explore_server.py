@@ -33,7 +33,6 @@ from posterior_trees import (
     load,
 )
 from posterior_trees.cli import main
-from posterior_trees.cli.explore import load_measure
 from posterior_trees.explore.export import SERVED
 from posterior_trees.models.checkpoint import save_model
 from posterior_trees.networks.head import Leaves
@@ -669,7 +668,8 @@ def test_a_page_is_saved_with_pictures_rivals_and_measures(model: Path, tmp_path
     leaves = torch.rand(2, 2, 1, 8, 8)
     grow(leaves, torch.zeros(2, 2).log_softmax(1), 2).save(tmp_path / "rival.safetensors")
     options = ["--compare", f"K-means={tmp_path / 'rival.safetensors'}",
-               "--measure", "posterior_trees.explore.measures:count_bright"]  # fmt: skip
+               "--measure", "posterior_trees.explore.measures:count_bright",
+               "--measure", "share=0.5"]  # fmt: skip
     pictures = [str(tmp_path / "0.png"), str(tmp_path / "1.png")]
     main(
         ["explore", str(model), *pictures, "--resize", "--save", str(tmp_path / "p.html"), *options]
@@ -677,7 +677,8 @@ def test_a_page_is_saved_with_pictures_rivals_and_measures(model: Path, tmp_path
     content = content_of(tmp_path / "p.html")
     assert [example["name"] for example in content["examples"]] == ["0.png", "1.png"]
     assert [e["rivals"][0]["name"] for e in content["examples"]] == ["K-means"] * 2
-    assert all(len(e["measures"]["count bright"]) == 2 for e in content["examples"])
+    for title in ("count bright", "share=0.5"):
+        assert all(len(e["measures"][title]) == 2 for e in content["examples"])
     assert "server" not in content
 
 
@@ -736,7 +737,6 @@ def test_mistakes_on_the_command_line_are_explained(
     assert "3 trees for 1 picture" in refuse(capsys, name, a, "--compare", three, "--save", html)
     assert "MODULE:FUNCTION" in refuse(capsys, name, a, "--measure", "nowhere:f", "--save", html)
     assert "ports are 0 to 65535" in refuse(capsys, name, "--port", "70000", "--no-browser")
-    assert load_measure("math:fsum") == ("fsum", __import__("math").fsum)
 
 
 def test_a_taken_port_is_named_with_the_way_out() -> None:

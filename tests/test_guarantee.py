@@ -9,7 +9,7 @@ from tiny import make_blobs
 
 from posterior_trees import Inpaint, Tree, calibrate, grow, load, wrap
 from posterior_trees.data import ImageSet
-from posterior_trees.errors import GuaranteeError, MeasureError
+from posterior_trees.errors import GuaranteeError, InputError, MeasureError
 from posterior_trees.guarantee import boxes, cuts
 from posterior_trees.guarantee.bank import Bank
 from posterior_trees.guarantee.boxes import Box, Grid
@@ -104,7 +104,7 @@ def test_nothing_finite_is_promised_where_nothing_can_be():
         assert found.low.eq(0).all()
         assert found.high.eq(1).all()
     with pytest.raises(GuaranteeError, match=r"99 % needs 99 images"):
-        g.check_level(0.99)
+        calibrate_trees(tree, x, level=0.99)
 
 
 def permuted(tree: Tree, seed: int) -> tuple[Tree, dict]:
@@ -246,7 +246,7 @@ def test_measures_are_found_by_name():
     for wrong in ("share", "box=1,2", "spots"):
         with pytest.raises(MeasureError, match=r"share=LEVEL|share=0\.5"):
             find_measure(wrong)
-    with pytest.raises(MeasureError, match="not found"):
+    with pytest.raises(InputError, match="write MODULE:FUNCTION"):
         find_measure("no_such_module:f")
     with pytest.raises(MeasureError, match="leaves the image, 4×4"):
         find_measure("box=2,2,4,4")(image)
@@ -417,6 +417,10 @@ def test_too_few_images_or_groups_are_refused():
         calibrate(make_predictor(), images.subset([]))
     with pytest.raises(GuaranteeError, match=r"in 2 groups.* --fit SPLIT"):
         calibrate(make_predictor(), images, ["a"] * 10 + ["b"] * 10 + ["c"] * 20)
+    wells = ImageSet(images.x, names=[f"E{i // 2:02d}_s{i}.png" for i in range(40)])
+    with pytest.raises(GuaranteeError, match=r"95 % is finer than 1\d wells allow: .* 19 wells"):
+        calibrate(make_predictor(), wells, "well", level=0.95,
+                  watch=lambda _: pytest.fail("predicted before"))  # fmt: skip
 
 
 def test_images_that_fit_the_scales_leave_all_groups_for_scores():

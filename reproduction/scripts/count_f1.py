@@ -102,8 +102,9 @@ def judge_split(
             tree = predictor(y)
         rows.append(judge(tree, x))
         made = without(guarantee, well) if split == "test" else guarantee
-        low, high = (bound.item() for bound in made.interval(tree, "nuclei", LEVEL)[:2])
-        intervals.append([images.names[index], count_in(x[0]), low, high])
+        found = made.interval(tree, "nuclei", LEVEL)
+        ends = found.low.item(), found.high.item()
+        intervals.append([images.names[index], count_in(x[0]), *ends])
     ways = {way: np.array([row[way] for row in rows]) for way in rows[0]}
     return {
         "fields": len(rows),

@@ -10,14 +10,15 @@ were not trained on, each well left out in turn; the scales are fitted on the tr
 import argparse
 import json
 import time
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from posterior_trees import load
-from posterior_trees.data import evenly_spaced, load_evaluation
-from posterior_trees.guarantee.certify import calibrate, drawn, judge_images
+from posterior_trees.data import ImageSet, evenly_spaced, load_evaluation
+from posterior_trees.guarantee.certify import calibrate, drawn
 from posterior_trees.guarantee.conformal import quantile
 from posterior_trees.guarantee.judging import Judged, fit_scales, number_of, score_rows, take
 from posterior_trees.guarantee.numbers import Form
@@ -32,22 +33,32 @@ SPLITS = 20
 MEASURES = ["ink", "share=0.5", "box=7,11,6,6", "box=8,8,4,12"]
 
 
-def judge(name: str, split: str, data: str, groups: str, measures: list[str], box, cache, **kw):
-    """What is seen of a split, kept in the cache between runs."""
-    file = cache / f"{name}_{split}.pt" if cache else None
+def judge(name: str, images: ImageSet, cache: Path | None, **options: Any) -> Judged:
+    """What is seen of images, kept in the cache between runs."""
+    file = cache / f"{name}.pt" if cache else None
     if file and file.exists():
         return torch.load(file, weights_only=False)
-    predictor, spec = load(name, "cpu"), load_recipe(name).data
-    predictor.guarantee = None
-    images = load_evaluation(spec, data, split)
-    if split == "train":
-        images = images.subset(evenly_spaced(len(images), 160))
-        predictor.about.pop("train_names", None)  # here they only fit the scales
-    watch = track(f"judging {name}")
-    found = judge_images(predictor, images, groups, measures, box, watch=watch, **kw)
+    predictor = load(name, "cpu")
+    found = calibrate(predictor, images, watch=track(f"judging {name}"), **options).judged
     if file:
         torch.save(found, file)
     return found
+
+
+def judge_digits(data: str, cache: Path | None) -> Judged:
+    images = load_evaluation(load_recipe("digits").data, data, "test")
+    return judge("digits", images, cache, groups="image", measures=MEASURES, box=(6, 6))
+
+
+def judge_cells(data: str, cache: Path | None) -> Judged:
+    """Windows of the wells that were not trained on, the scales fitted on those that were."""
+    spec = load_recipe("cells").data
+    train, *parts = (load_evaluation(spec, data, s) for s in ("train", "validation", "test"))
+    x, y = (torch.cat([getattr(part, side) for part in parts]) for side in "xy")
+    images = ImageSet(x, y, names=[name for part in parts for name in part.names])
+    fit = train.subset(evenly_spaced(len(train), 160))
+    options = {"measures": ["nuclei", "ink"], "box": (24, 24), "batch_size": 8}
+    return judge("cells", images, cache, groups="well", fit=fit, **options)
 
 
 def digits(judged: Judged) -> dict:
@@ -91,11 +102,11 @@ def _summary(rows: list[list[float]]) -> dict:
     return told
 
 
-def cells(judged: Judged, fit: Judged) -> dict:
+def cells(judged: Judged) -> dict:
     """Every well left out in turn: the share of its windows covered, its vote being one."""
-    groups = number_of(judged.labels)
-    fitted, forms = fit_scales(fit.rows, None, judged.plan)
-    scores = score_rows(judged.rows, judged.plan, fitted, forms)
+    fit, rest = take(judged.rows, judged.fits), take(judged.rows, ~judged.fits)
+    groups = number_of(list(compress(judged.labels, (~judged.fits).tolist())))
+    scores = score_rows(rest, judged.plan, *fit_scales(fit, None, judged.plan))
     wells = groups.unique()
     told = {}
     for name, values in scores.items():
@@ -135,31 +146,20 @@ def main() -> None:
     parser.add_argument("--again", action="store_true", help="only what is quick, from the cache")
     arguments = parser.parse_args()
     if arguments.again:
-        file, place = arguments.out / "numbers.json", arguments.cache
-        judged = judge("digits", "test", arguments.data, "image", MEASURES, (6, 6), place)
+        file = arguments.out / "numbers.json"
+        judged = judge_digits(arguments.data, arguments.cache)
         quick = {"timing": timing(arguments.data), "before": before(judged)}
         write_json(file, json.loads(file.read_text(encoding="utf-8")) | quick)
         return
     out, cache = arguments.out, arguments.cache
     torch.set_num_threads(2)
     out.mkdir(parents=True, exist_ok=True)
-    judged = judge("digits", "test", arguments.data, "image", MEASURES, (6, 6), cache)
+    judged = judge_digits(arguments.data, cache)
     numbers: dict[str, Any] = {"made": provenance(), "digits": digits(judged)}
-    found = judged.conclude()
-    told = diagnose(judged, found)
+    told = diagnose(judged.conclude())
     draw_report(out / "digits.png", told, "digits: 10,000 test images")
     numbers["digits"] |= {"verdict": told.verdict, "z": told.z, "by_likeliest": told.by_group}
-    parts = [
-        judge("cells", split, arguments.data, "well", ["nuclei", "ink"], (24, 24), cache,
-              batch_size=8)
-        for split in ("validation", "test", "train")
-    ]  # fmt: skip
-    both = [torch.cat([p.rows[k] for p in parts[:2]]) for k in parts[0].rows]
-    rows = dict(zip(parts[0].rows, both, strict=True))
-    labels = parts[0].labels + parts[1].labels
-    no_fits = torch.zeros(len(labels), dtype=torch.bool)
-    windows = Judged(rows, labels, no_fits, parts[0].plan, parts[0].about)
-    numbers["cells"] = cells(windows, parts[2])
+    numbers["cells"] = cells(judge_cells(arguments.data, cache))
     numbers |= {"timing": timing(arguments.data), "before": before(judged)}
     write_json(out / "numbers.json", json.loads(json.dumps(numbers, default=lambda t: t.tolist())))
     print(out / "numbers.json")

@@ -5,9 +5,17 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from posterior_trees.cli.model import add_model, load_model
-from posterior_trees.cli.options import add_data, add_device, add_limit, add_split, count
-from posterior_trees.errors import GuaranteeError
+from posterior_trees.cli.evaluate import load_images, load_judged
+from posterior_trees.cli.model import add_model
+from posterior_trees.cli.options import (
+    add_data,
+    add_device,
+    add_limit,
+    add_measure,
+    add_split,
+    count,
+)
+from posterior_trees.errors import InputError
 
 if TYPE_CHECKING:
     from posterior_trees.guarantee.certificate import Guarantee
@@ -27,12 +35,11 @@ def add(commands: Any) -> None:
                         "third of the same, which then give no scores]")  # fmt: skip
     parser.add_argument("--groups", choices=("well", "file", "image"), help="what is held out as a "
                         "whole [as the recipe splits]")  # fmt: skip
-    parser.add_argument("--level", type=float, default=0.9, help="what is printed and asked for")
-    parser.add_argument("--measure", action="append", default=[], metavar="NAME", help="ink, "
-                        "share=0.5, box=T,L,H,W, nuclei or MODULE:FUNCTION; repeat it for "
-                        "more")  # fmt: skip
+    parser.add_argument("--level", type=float, default=0.9, help="what is printed, and what "
+                        "pages and tables promise [0.9]")  # fmt: skip
+    add_measure(parser, "promise a range of")
     parser.add_argument("--box", type=count, nargs=2, metavar=("H", "W"), help="size of the boxes "
-                        "that may be chosen after looking [a quarter]")  # fmt: skip
+                        "that may be chosen after looking [a quarter of a side]")  # fmt: skip
     add_limit(parser, "evenly spaced ones [all]")
     parser.add_argument("--whole", action="store_true", help="whole images, where the recipe takes "
                         "windows of them")  # fmt: skip
@@ -48,80 +55,56 @@ def add(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     from posterior_trees.data import evenly_spaced
-    from posterior_trees.guarantee.certify import fill_bank, judge_images
-    from posterior_trees.models.checkpoint import find_model, keep_guarantee, load_recipe
+    from posterior_trees.guarantee.certify import calibrate
+    from posterior_trees.models.checkpoint import find_model, keep_guarantee
     from posterior_trees.models.shelf import list_models
     from posterior_trees.progress import track
     from posterior_trees.store import make_folder_of
 
     if arguments.model in list_models() and not arguments.out:
-        raise GuaranteeError(f"{arguments.model} is everybody's: give --out FILE for a copy")
+        raise InputError(f"{arguments.model} is everybody's: give --out FILE for a copy")
     for file in (arguments.out, arguments.report):
         if file:
             make_folder_of(file)
-    recipe, predictor = load_recipe(arguments.model), load_model(arguments, arguments.device)
+    recipe, predictor, images = load_judged(arguments)
     predictor.guarantee = None
-    images = load_unseen(arguments, recipe, arguments.split)
     if arguments.limit:
         images = images.subset(evenly_spaced(len(images), arguments.limit))
-    options: dict[str, Any] = {
-        "measures": arguments.measure,
-        "box": arguments.box and tuple(arguments.box),
-    }
-    options |= {"seed": arguments.seed, "batch_size": recipe.training.evaluation_batch}
-    if arguments.fit:
-        options["fit"] = load_unseen(arguments, recipe, arguments.fit)
-    watch = track("calibrating")
-    judged = judge_images(predictor, images, arguments.groups, **options, watch=watch)
-    judged.about.update(split=arguments.split, note=arguments.note or "")
-    guarantee = judged.conclude()
-    guarantee.check_level(arguments.level)
-    describe(arguments, guarantee, judged)
+    box = arguments.box and tuple(arguments.box)
+    guarantee = calibrate(
+        predictor, images, arguments.groups, arguments.measure, box, arguments.seed,
+        level=arguments.level,
+        fit=load_images(recipe, arguments, arguments.fit) if arguments.fit else None,
+        batch_size=recipe.training.evaluation_batch,
+        bank=arguments.bank or 0, watch=track("calibrating"),
+    )  # fmt: skip
+    guarantee.facts |= {"split": arguments.split, "note": arguments.note or ""}
+    describe(arguments, guarantee)
     written = [keep_guarantee(arguments.model, guarantee, arguments.out)]
-    if arguments.bank:
-        kept = evenly_spaced(len(images), arguments.bank)
-        labels = [judged.labels[i] for i in kept]
-        bank = fill_bank(
-            predictor, images.subset(kept), labels, arguments.seed, options["batch_size"]
-        )
+    if guarantee.bank:
         written.append((arguments.out or find_model(arguments.model)).with_suffix(".bank"))
-        bank.save(written[-1])
+        guarantee.bank.save(written[-1])
     if arguments.report:
-        report(arguments, guarantee, judged)
+        report(arguments, guarantee)
         written.append(arguments.report)
     print(*written, sep="\n")
 
 
-def load_unseen(arguments: argparse.Namespace, recipe: Any, split: str) -> Any:
-    """The images of a split; none of them may have been trained on, unless they fit scales."""
-    from posterior_trees.data import list_names, load_evaluation, load_split
-    from posterior_trees.data.splits import image_of
-
-    load = load_split if arguments.whole else load_evaluation
-    images = load(recipe.data, arguments.data, split)
-    if split == "train":
-        return images
-    trained = set(list_names(recipe.data, arguments.data, "train"))
-    if seen := sorted({image_of(name) for name in images.names} & trained):
-        raise GuaranteeError(f"{len(seen)} of the {split} images were trained on, first {seen[0]}")
-    return images
-
-
-def describe(arguments: argparse.Namespace, guarantee: "Guarantee", judged: Any) -> None:
+def describe(arguments: argparse.Namespace, guarantee: "Guarantee") -> None:
     """What is promised, on what it rests, and what is not promised."""
     from posterior_trees.guarantee.judging import take
     from posterior_trees.guarantee.report import sizes_of
 
     level, nodes, facts = arguments.level, guarantee.facts["nodes"], guarantee.facts
-    found = sizes_of(take(judged.rows, ~judged.fits), guarantee, level)
-    things = {"well": "wells", "file": "images"}.get(facts["kind"], "groups")
-    units = f" in {guarantee.groups} {things}" if guarantee.groups else ""
+    rows, terms = take(guarantee.judged.rows, ~guarantee.judged.fits), guarantee.terms(level)
+    found = sizes_of(rows, guarantee, level)
+    units = f" in {terms.groups} {terms.units}" if terms.groups else ""
     print(f"{guarantee.n:,} {arguments.split} images{units} give scores, "
           f"{facts['fitted_on']:,} fit the scales")  # fmt: skip
-    low, high = (100 * share for share in guarantee.terms(level).range)
+    low, high = (100 * share for share in terms.range)
     print(f"finest level {100 * guarantee.finest_level:.4g} %; at {100 * level:g} % the coverage "
           f"of such a calibration lies in {low:.1f}–{high:.1f} %, 9 times of 10")  # fmt: skip
-    of = len(judged.rows["probs"][0])
+    of = rows["probs"].shape[1]
     for name, words in (
         (f"cut{nodes}", f"the truth's path is in at most {nodes} nodes"),
         ("leaves", "the truth's path is in as many nodes as it takes"),
@@ -145,11 +128,9 @@ def describe(arguments: argparse.Namespace, guarantee: "Guarantee", judged: Any)
           "other devices or populations, or after images were selected.")  # fmt: skip
 
 
-def report(arguments: argparse.Namespace, guarantee: "Guarantee", judged: Any) -> None:
+def report(arguments: argparse.Namespace, guarantee: "Guarantee") -> None:
     from posterior_trees.guarantee.report import diagnose, draw_report
 
-    found = diagnose(judged, guarantee, arguments.level)
-    title = f"{arguments.model}: {guarantee.n:,} {arguments.split} images"
-    title += f" in {guarantee.groups} groups" if guarantee.groups else ""
-    draw_report(arguments.report, found, title)
-    print(f"trees by themselves: {found.verdict} (z = {found.z:+.1f})", file=sys.stderr)
+    found = diagnose(guarantee, arguments.level)
+    draw_report(arguments.report, found, f"{arguments.model}: {arguments.split} images")
+    print(f"trees by themselves: {found.words}", file=sys.stderr)

@@ -53,15 +53,23 @@ def run_evaluate(arguments: argparse.Namespace) -> None:
 def load_judged(arguments: argparse.Namespace) -> tuple[Any, Any, Any]:
     """A model's recipe, the model and the images of a split; a message if these may not be what
     they are called."""
-    from posterior_trees.data import describe_other_images, load_evaluation
+    from posterior_trees.data import describe_other_images
     from posterior_trees.models.checkpoint import load_recipe
 
     recipe, predictor = load_recipe(arguments.model), load_model(arguments, arguments.device)
-    images = load_evaluation(recipe.data, arguments.data, arguments.split)
+    images = load_images(recipe, arguments, arguments.split)
     known = None if arguments.split == "train" else predictor.about.get("train_names")
     if doubt := describe_other_images(recipe.data, arguments.data, known):
         print(f"ptrees {arguments.command}: {doubt}", file=sys.stderr)
     return recipe, predictor, images
+
+
+def load_images(recipe: Any, arguments: argparse.Namespace, split: str) -> Any:
+    """The images of a split as the model is judged on them, or `--whole`."""
+    from posterior_trees.data import load_evaluation, load_split
+
+    is_whole = getattr(arguments, "whole", False)
+    return (load_split if is_whole else load_evaluation)(recipe.data, arguments.data, split)
 
 
 def print_scores(table: dict[str, Any]) -> None:

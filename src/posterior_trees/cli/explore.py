@@ -5,8 +5,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from posterior_trees.cli.model import add_model, find_function, load_model
-from posterior_trees.cli.options import add_device
+from posterior_trees.cli.model import add_model, find_measures, load_model
+from posterior_trees.cli.options import add_device, add_measure
 from posterior_trees.cli.picture import add_adjustment, make_reading
 from posterior_trees.errors import InputError
 
@@ -28,8 +28,7 @@ def add(commands: Any) -> None:
     add_device(parser)
     parser.add_argument("--compare", action="append", default=[], metavar="NAME=TREES",
                         help="another method's trees of the same pictures (Tree.save)")  # fmt: skip
-    parser.add_argument("--measure", action="append", default=[], metavar="MODULE:FUNCTION",
-                        help="a number f(image), shown as a histogram over the leaves")  # fmt: skip
+    add_measure(parser, "a histogram over the leaves of")
     parser.set_defaults(run=run_explore)
 
 
@@ -40,7 +39,8 @@ def run_explore(arguments: argparse.Namespace) -> None:
 
     reading = make_reading(arguments)
     predictor = load_model(arguments, arguments.device)
-    measures = dict(load_measure(name) for name in arguments.measure)
+    found = find_measures(predictor, arguments.measure)
+    measures = {name.rpartition(":")[2].replace("_", " "): f for name, f in found.items()}
     growths = Growths(predictor, measures) if not arguments.save else None
     examples = describe_start(
         predictor,
@@ -81,10 +81,3 @@ def split_rival(text: str) -> tuple[str, Path]:
     if not (sign and name and file):
         raise InputError(f"--compare {text}: write NAME=FILE, the file one that Tree.save wrote")
     return name, Path(file)
-
-
-def load_measure(text: str) -> tuple[str, Any]:
-    """The function of `module:function`, under the function's name, such as that of
-    posterior_trees.explore.measures:count_bright."""
-    found = find_function("--measure", text)
-    return text.partition(":")[2].replace("_", " "), found

@@ -2,15 +2,13 @@
 user's own; heavy imports inside."""
 
 import argparse
-import importlib
 import inspect
-import os
-import sys
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from posterior_trees.errors import InputError
+from posterior_trees.functions import find_function
 
 if TYPE_CHECKING:
     from posterior_trees.predictor import TreePredictor
@@ -55,18 +53,11 @@ def predictor_files(arguments: argparse.Namespace) -> list[Path]:
     return [Path(file)] if file else []
 
 
-def find_function(option: str, text: str) -> Callable[..., Any]:
-    """The function of `module:function`; a module may lie in the present folder."""
-    module, _, name = text.replace(".py:", ":").partition(":")
-    if (here := os.getcwd()) not in sys.path:
-        sys.path.append(here)
-    try:
-        found = getattr(importlib.import_module(module), name)
-    except Exception as error:  # a module of the user's own may fail in any way
-        raise InputError(
-            f"{option} {text}: {type(error).__name__}: {error}; write MODULE:FUNCTION, of a "
-            "module in this folder or such as posterior_trees.explore.measures:count_bright"
-        ) from error
-    if not callable(found):
-        raise InputError(f"{option} {text}: {name} is not a function")
+def find_measures(predictor: "TreePredictor", names: Sequence[str]) -> dict[str, Any]:
+    """Measures by name; those that the model's guarantee knows by it answer with a promise."""
+    from posterior_trees.guarantee.measures import find_measure
+
+    found = {name: find_measure(name) for name in names}
+    if predictor.guarantee is not None:
+        predictor.guarantee.measures |= found
     return found

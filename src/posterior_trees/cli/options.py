@@ -39,6 +39,12 @@ def add_limit(parser: argparse.ArgumentParser, text: str, default: int | None = 
                         help=f"so many images: {text}")  # fmt: skip
 
 
+def add_measure(parser: argparse.ArgumentParser, text: str) -> None:
+    parser.add_argument("--measure", action="append", default=[], metavar="NAME",
+                        help=f"{text} ink, share=0.5, box=T,L,H,W, nuclei or MODULE:FUNCTION of "
+                        "your own; repeat it for more")  # fmt: skip
+
+
 def add_data(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", type=Path, metavar="DIR", help="data folder [$PTREES_DATA]")
 

@@ -7,8 +7,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from posterior_trees.cli.model import add_model, load_model
-from posterior_trees.cli.options import add_device, print_paths
+from posterior_trees.cli.model import add_model, find_measures, load_model
+from posterior_trees.cli.options import add_device, add_measure, print_paths
 from posterior_trees.cli.picture import add_adjustment, add_plane, make_reading
 from posterior_trees.errors import InputError
 
@@ -28,6 +28,7 @@ def add(commands: Any) -> None:
     add_device(predict)
     predict.add_argument("--count", action="store_true", help="count the nuclei in every leaf")
     predict.add_argument("--threshold", type=float, help="nuclei are brighter, 0 to 1 [Otsu's]")
+    add_measure(predict, "of a model with a guarantee, what is promised of")
     predict.add_argument("--tile", type=int, metavar="PIXELS",
                          help="cut larger pictures into such tiles; 0: never [512, for more "
                          "than 1024×1024 pixels]")  # fmt: skip
@@ -64,6 +65,7 @@ def run_predict(arguments: argparse.Namespace) -> None:
     pattern = arguments.well_pattern or WELL_PATTERN
     fields = list_fields(arguments.images, arguments.filter, pattern)
     predictor = load_model(arguments, arguments.device)
+    find_measures(predictor, arguments.measure)
     predictor.about["called"] = arguments.model  # what messages call it
     is_stain = not predictor.measurement.is_computable  # a model of pairs, as for nuclei
     outputs = Outputs.of(arguments.write, len(fields), arguments.dtype, arguments.ngff, is_stain)

@@ -1,5 +1,6 @@
 """What a guarantee says of a tree, and on what it rests."""
 
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from jaxtyping import Float
@@ -7,66 +8,77 @@ from torch import Tensor
 
 from posterior_trees.errors import GuaranteeError
 from posterior_trees.guarantee.boxes import Box
-from posterior_trees.guarantee.conformal import Groups, beta_range, check_level, quantile
+from posterior_trees.guarantee.conformal import (
+    Groups,
+    beta_range,
+    check_level,
+    quantile,
+    why_too_fine,
+)
 
 
-class Terms(NamedTuple):
-    """What a promise rests on: `n` images in `groups` groups (None: each on its own), and between
-    which shares the coverage of such a calibration lies, 9 times of 10."""
+def name_units(kind: str) -> str:
+    """What the groups of a kind are called."""
+    return {"well": "wells", "file": "files"}.get(kind, "groups")
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What a promise rests on: `n` images in `groups` groups (None: each on its own)."""
 
     level: float
     n: int
     groups: int | None
-    range: tuple[float, float]
+    units: str = field(default="groups", kw_only=True)
 
-    @classmethod
-    def at(cls, level: float, n: int, groups: int | None) -> "Terms":
-        check_level(level)
-        return cls(level, n, groups, beta_range(groups or n, level))
+    @property
+    def range(self) -> tuple[float, float]:
+        """Between which shares the coverage of such a calibration lies, 9 times of 10; of groups as
+        if the images of one were always right or wrong together."""
+        return beta_range(self.groups or self.n, self.level)
+
+    @property
+    def too_fine(self) -> str:
+        """Why so few cannot promise this level; empty if they can."""
+        units = self.units if self.groups else "images"
+        return why_too_fine(self.level, self.groups or self.n, units)
+
+    def __post_init__(self) -> None:
+        check_level(self.level)
 
     def __str__(self) -> str:
         low, high = (round(100 * share) for share in self.range)
-        of = f"{self.n:,}" + (f" in {self.groups} groups" if self.groups else "")
+        of = f"{self.n:,}" + (f" in {self.groups} {self.units}" if self.groups else "")
         return (
             f"{100 * self.level:g} of 100 times ({low}–{high}), for images like the {of} it was "
             "calibrated on"
         )
 
 
-class Cut(NamedTuple):
-    """Nodes that hold the truth's path, and their probabilities by the tree; then its `Terms`."""
+@dataclass(frozen=True)
+class Cut(Terms):
+    """Nodes that hold the truth's path, and their probabilities by the tree."""
 
     paths: tuple[tuple[int, ...], ...]
     masses: tuple[float, ...]
-    level: float
-    n: int
-    groups: int | None
-    range: tuple[float, float]
 
 
-class Ball(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Ball(Terms):
     """The truth lies within `radius` (RMSE over the open pixels), one for each image, of some of
-    the `nodes`; then its `Terms`."""
+    the `nodes`."""
 
     nodes: tuple[tuple[int, ...], ...]
     radius: Float[Tensor, "b"]
-    level: float
-    n: int
-    groups: int | None
-    range: tuple[float, float]
 
 
-class Interval(NamedTuple):
-    """From `low` to `high`, for each image; `of` is the measure, or the box that was taken; then
-    its `Terms`."""
+@dataclass(frozen=True, eq=False)
+class Interval(Terms):
+    """From `low` to `high`, for each image; `of` is the measure, or the box that was taken."""
 
     low: Float[Tensor, "b"]
     high: Float[Tensor, "b"]
     of: str | Box
-    level: float
-    n: int
-    groups: int | None
-    range: tuple[float, float]
 
 
 class Scores(NamedTuple):
@@ -81,8 +93,7 @@ class Scores(NamedTuple):
         return cls(values[order].float(), None if groups is None else groups[order].int())
 
     def quantile(self, level: float) -> float:
-        groups = None if self.groups is None else self.groups.long()
-        return quantile(self.values, level, groups)
+        return quantile(self.values, level, self.groups)
 
 
 class Withdrawn(NamedTuple):

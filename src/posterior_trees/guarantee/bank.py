@@ -54,7 +54,7 @@ class Bank(NamedTuple):
 
     def terms(self, level: float) -> Terms:
         kept = self.groups[~self.fits]
-        return Terms.at(level, len(kept), None if self._groups is None else len(kept.unique()))
+        return Terms(level, len(kept), None if self._groups is None else len(kept.unique()))
 
     def shown(self, tree: Tree) -> Tree:
         """A tree as the bank keeps images: what is measured in 8 bits there is so here."""

@@ -4,7 +4,6 @@ Any level can be asked of it, up to the finest that so many images or groups all
 answer is empty of promise (the root, the whole range, an infinite radius), never narrow.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from os import PathLike
@@ -17,11 +16,19 @@ from torch import Tensor
 from posterior_trees import store
 from posterior_trees.errors import GuaranteeError, MeasureError
 from posterior_trees.guarantee import balls, boxes, cuts
-from posterior_trees.guarantee.answers import Ball, Cut, Interval, Scores, Terms, Withdrawn
+from posterior_trees.guarantee.answers import (
+    Ball,
+    Cut,
+    Interval,
+    Scores,
+    Terms,
+    Withdrawn,
+    name_units,
+)
 from posterior_trees.guarantee.boxes import Box, Grid
-from posterior_trees.guarantee.conformal import check_level, finest_level, p_values
-from posterior_trees.guarantee.measures import find_measure
-from posterior_trees.guarantee.numbers import Form, Measure, limits_of
+from posterior_trees.guarantee.conformal import finest_level, p_values
+from posterior_trees.guarantee.measures import find_known
+from posterior_trees.guarantee.numbers import Form, Measure, limits_of, measure_leaves
 from posterior_trees.guarantee.prints import fingerprint_of, state_of
 from posterior_trees.guarantee.typical import Familiar, pooled_features
 from posterior_trees.predictor import TreePredictor
@@ -63,6 +70,8 @@ class Guarantee:
     facts: dict[str, Any]
     measures: dict[str, Measure] = field(default_factory=dict)
     bank: "Bank | None" = None
+    judged: Any = None
+    """The `Judged` that it was concluded from, until it is stored: for `report`."""
 
     def __repr__(self) -> str:
         of = f"{self.n:,} images" + (f" in {self.groups} groups" if self.groups else "")
@@ -82,26 +91,7 @@ class Guarantee:
         return finest_level(self.groups or self.n)
 
     def terms(self, level: float) -> Terms:
-        return Terms.at(level, self.n, self.groups)
-
-    def check_level(self, level: float) -> None:
-        """Refuse a level finer than the data allow, and say what would allow it."""
-        check_level(level)
-        if too_fine := self._too_fine(level):
-            raise GuaranteeError(
-                f"{too_fine} that score (others may fit the scales: fit=…, or --fit SPLIT)"
-            )
-
-    def _too_fine(self, level: float) -> str:
-        """Why so few images or groups cannot promise a level; empty if they can."""
-        if level <= self.finest_level + 1e-9:
-            return ""
-        things = "groups" if self.groups else "images"
-        return (
-            f"{100 * level:g} % is finer than {self.groups or self.n} {things} allow: they promise "
-            f"up to {100 * self.finest_level:.3g} %, and {100 * level:g} % needs "
-            f"{math.ceil(1 / (1 - level) - 1 - 1e-9)} {things}"
-        )
+        return Terms(level, self.n, self.groups, units=name_units(self.facts["kind"]))
 
     def check(self, predictor: TreePredictor) -> None:
         """Refuse a predictor that is not the one these promises were made for."""
@@ -150,18 +140,20 @@ class Guarantee:
 
     def cut(self, tree: Tree, level: float, nodes: int | None = 3) -> list[Cut]:
         key = "leaves" if nodes is None else f"cut{nodes}"
-        q = self._scores(key, f"cuts of at most {nodes} nodes").quantile(level)
+        q = self._quantile(key, f"cuts of at most {nodes} nodes", level)
         layout = None if nodes is None else cuts.antichains(tree.branching, nodes)
-        terms = self.terms(level)
-        found = cuts.cut(tree, q, layout)
-        return [Cut(tuple(paths), tuple(masses), *terms) for paths, masses in found]
+        terms = vars(self.terms(level))
+        return [
+            Cut(**terms, paths=tuple(paths), masses=tuple(masses))
+            for paths, masses in cuts.cut(tree, q, layout)
+        ]
 
     def ball(self, tree: Tree, level: float) -> Ball:
-        q = self._scores("ball", "balls").quantile(level)
+        q = self._quantile("ball", "balls", level)
         hole = self.fitted["hole"].bool() if "hole" in self.fitted else None
-        sigma = balls.scale(balls.features(tree, hole), self.fitted["ball"])
-        leaves = tuple(tree.paths(tree.depth))
-        return Ball(leaves, q * sigma, *self.terms(level))
+        radius = q * balls.scale(balls.features(tree, hole), self.fitted["ball"])
+        nodes = tuple(tree.paths(tree.depth))
+        return Ball(**vars(self.terms(level)), nodes=nodes, radius=radius)
 
     def interval(
         self,
@@ -178,17 +170,14 @@ class Guarantee:
             return self._of_function(tree, of, level)
         if len(of) != 4:
             raise MeasureError(f"a box is (top, left, height, width), not {tuple(of)}")
-        box = Box(*of)
-        return (
-            self._after(tree, box, level) if chosen == "after" else self._before(tree, box, level)
-        )
+        if chosen == "after":
+            return self._after(tree, Box(*of), level)
+        return self._of_name(tree, "box=" + ",".join(map(str, of)), level)
 
     def _p_values(self, pooled: Float[Tensor, "b features"]) -> Float[Tensor, "b"]:
         """How typical inputs are, by what the probability head reads of them."""
-        known = self.scores["typical"]
-        familiar = Familiar(*(self.fitted[f"familiar.{part}"] for part in Familiar._fields))
-        groups = None if known.groups is None else known.groups.long()
-        return p_values(known.values, familiar.distance(pooled.cpu()).float(), groups)
+        known, familiar = self.scores["typical"], Familiar.of(self.fitted)
+        return p_values(known.values, familiar.distance(pooled.cpu()).float(), known.groups)
 
     @property
     def least_p(self) -> float:
@@ -196,12 +185,14 @@ class Guarantee:
         like them, or the fewest that so few groups can tell."""
         return max(0.05, 1 - self.finest_level)
 
-    def for_page(self, tree: Tree, level: float = 0.9) -> dict[str, Any]:
-        """All that a page says of one image's tree, as JSON."""
-        if too_fine := self._too_fine(level):
+    def for_page(self, tree: Tree) -> dict[str, Any]:
+        """All that a page says of one image's tree, as JSON, at the level that was asked for."""
+        level = self.facts.get("level", 0.9)
+        if too_fine := self.terms(level).too_fine:
             return {"withdrawn": too_fine}
         p = None if tree.p_values is None else tree.p_values[0].item()
-        named = {name: self.interval(tree, name, level) for name in self.facts["measures"]}
+        names = [name for name in self.facts["measures"] if name in self.measures]
+        named = {name: self.interval(tree, name, level) for name in names}
         said: dict[str, Any] = {
             "level": level,
             "words": str(self.terms(level)),
@@ -214,34 +205,37 @@ class Guarantee:
         if p is not None and p <= self.least_p:
             said["withdrawn"] = f"unlike the calibration images (p = {p:.2g})"
         if "boxes" in self.scores:
-            q, widths = self.scores["boxes"].quantile(level), self.fitted["boxes"].tolist()
-            grid = self.grid._asdict() | {"counts": self.grid.counts}
-            said["boxes"] = grid | {"q": q, "widths": widths}
+            said["boxes"] = self.grid._asdict() | {
+                "counts": self.grid.counts,
+                "q": self.scores["boxes"].quantile(level),
+                "widths": self.fitted["boxes"].tolist(),
+            }
         return said
 
     def named(self, name: str) -> Measure:
         """The function behind a measure's name."""
         if name not in self.facts["measures"]:
             known = ", ".join(self.facts["measures"]) or "none"
+            after = ", or ask for a box that may be chosen after looking (chosen='after')"
             raise MeasureError(
                 f"nothing is promised about {name!r}; measures of this calibration: {known}. Name "
                 "it when calibrating (measures={…}, or --measure), or give a function and a bank"
+                + after
+                * name.startswith("box=")
             )
         if name not in self.measures:
-            source = self.facts["measures"][name]["source"]
-            if source is None:
-                raise MeasureError(
-                    f"what {name!r} measures is not in the file: give the function that it was "
-                    f"calibrated with, guarantee.measures[{name!r}] = …"
-                )
-            self.measures[name] = find_measure(source)
+            raise MeasureError(
+                f"{name!r} is measured by code of your own, which no file brings along: give the "
+                f"function that it was calibrated with, guarantee.measures[{name!r}] = …, or "
+                "--measure MODULE:FUNCTION"
+            )
         return self.measures[name]
 
     def _of_name(self, tree: Tree, name: str, level: float) -> Interval:
-        measure, kept = self.named(name), self.facts["measures"][name]
-        q = self._scores(f"measure.{name}", name).quantile(level)
-        low, high = Form(*kept["form"]).interval_of(tree, measure, name, q, kept["limits"])
-        return Interval(low, high, name, *self.terms(level))
+        values, kept = measure_leaves(tree, self.named(name), name), self.facts["measures"][name]
+        q, probs = self._quantile(f"measure.{name}", name, level), tree.probs[-1].double().cpu()
+        low, high = Form(*kept["form"]).interval(values, probs, q, kept["limits"])
+        return Interval(**vars(self.terms(level)), low=low, high=high, of=name)
 
     def _of_function(self, tree: Tree, measure: Measure, level: float) -> Interval:
         name = getattr(measure, "__name__", "the measure")
@@ -254,39 +248,31 @@ class Guarantee:
         if self.bank.prints != self.facts["predictor"]:
             raise GuaranteeError("the bank is of another predictor than this calibration")
         form, scores = self.bank.score(measure, name)
+        values = measure_leaves(self.bank.shown(tree), measure, name)
         q, limits = scores.quantile(level), limits_of(measure)
-        low, high = form.interval_of(self.bank.shown(tree), measure, name, q, limits)
-        return Interval(low, high, name, *self.bank.terms(level))
-
-    def _before(self, tree: Tree, box: Box, level: float) -> Interval:
-        name = "box=" + ",".join(map(str, box))
-        if name in self.facts["measures"]:
-            return self._of_name(tree, name, level)
-        raise MeasureError(
-            f"no box {tuple(box)} was named when calibrating: name it ('{name}'), or ask for one "
-            "that may be chosen after looking, chosen='after'"
-        )
+        low, high = form.interval(values, tree.probs[-1].double().cpu(), q, limits)
+        return Interval(**vars(self.bank.terms(level)), low=low, high=high, of=name)
 
     def _after(self, tree: Tree, box: Box, level: float) -> Interval:
-        q = self._scores("boxes", "boxes").quantile(level)
+        q = self._quantile("boxes", "boxes", level)
         grid = self.grid
         numbers, taken = grid.fill(box)
         mean, variance = boxes.moments(tree, grid)
         half = q * (variance + self.fitted["boxes"].double()).sqrt()
         low, high = ((mean + way * half).clamp(0, 1)[:, numbers].mean(dim=1) for way in (-1, 1))
-        return Interval(low, high, taken, *self.terms(level))
+        return Interval(**vars(self.terms(level)), low=low, high=high, of=taken)
 
     @property
     def grid(self) -> Grid:
         kept = self.facts["grid"]
         return Grid(Box(*kept["inside"]), tuple(kept["size"]), tuple(kept["step"]))
 
-    def _scores(self, key: str, what: str) -> Scores:
+    def _quantile(self, key: str, what: str, level: float) -> float:
         if key not in self.scores:
             raise GuaranteeError(
                 f"this calibration promises nothing about {what}; it has {', '.join(self.scores)}"
             )
-        return self.scores[key]
+        return self.scores[key].quantile(level)
 
     def tensors(self) -> dict[str, Tensor]:
         """All that a file keeps of it, beside `facts`."""
@@ -329,4 +315,6 @@ class Guarantee:
             raise GuaranteeError(
                 f"the guarantee is damaged: it lacks {[*lost, 'ball'][0]}; calibrate again"
             )
-        return cls(scores, parts["fitted"], facts)
+        sources = {name: kept["source"] for name, kept in facts["measures"].items()}
+        known = {k: find_known(v) for k, v in sources.items() if v is not None and ":" not in v}
+        return cls(scores, parts["fitted"], facts, known)

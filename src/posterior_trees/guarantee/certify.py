@@ -5,7 +5,7 @@ give scores, and images that had another use (they chose the epoch, say) fit the
 not be like new images for a promise to hold, only for it to be narrow.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,7 +18,14 @@ from posterior_trees.errors import GuaranteeError
 from posterior_trees.guarantee.bank import Bank, to_bytes
 from posterior_trees.guarantee.boxes import Box, Grid
 from posterior_trees.guarantee.certificate import Guarantee
-from posterior_trees.guarantee.judging import Judged, Plan, Rows, judge, number_of
+from posterior_trees.guarantee.judging import (
+    Judged,
+    Plan,
+    Rows,
+    check_enough,
+    judge,
+    number_of,
+)
 from posterior_trees.guarantee.measures import find_measure
 from posterior_trees.guarantee.numbers import Measure
 from posterior_trees.guarantee.prints import fingerprint_of
@@ -40,6 +47,7 @@ def calibrate(
     box: tuple[int, int] | None = None,
     seed: int = 0,
     *,
+    level: float | None = None,
     fit: ImageSet | None = None,
     nodes: int = 3,
     batch_size: int = 64,
@@ -51,12 +59,12 @@ def calibrate(
 
     `groups` says what is drawn and held out as a whole: "file" (windows of one image), "well",
     "image" (each on its own) or a name for each image; None is what the model's recipe kept whole,
-    or "file". `measures` are functions
-    of one image by name, or names (see `measures.py`), `box` is the size of the boxes that may be
-    chosen after looking. Images `fit` may fit the scales; without them a third of `images` does,
-    which then gives no scores. `bank` keeps so many images for functions nobody foresaw, answers
-    are cut into at most so many `nodes`, `seed` draws the measurements, `batch_size` images are
-    predicted at once and `watch` sees how far it is.
+    or "file". `measures` are functions of one image by name, or names (see `measures.py`), `box` is
+    the size of the boxes that may be chosen after looking, `level` what pages promise (90 %); one
+    that so few images cannot is refused at once. Images `fit` may fit the scales; without them a
+    third of `images` does, which then gives no scores. `bank` keeps so many images for functions
+    nobody foresaw, answers are cut into at most so many `nodes`, `seed` draws the measurements,
+    `batch_size` images are predicted at once and `watch` sees how far it is.
 
     >>> from posterior_trees.data import ImageSet
     >>> predictor = wrap(torch.nn.Conv2d(1, 4, 3, padding=1), features=4, channels=1, depth=1,
@@ -66,63 +74,36 @@ def calibrate(
     >>> predictor(images.batch([0])[0]).guarantee is not None
     True
     """
-    options = {"fit": fit, "nodes": nodes, "batch_size": batch_size, "watch": watch}
-    judged = judge_images(predictor, images, groups, measures, box, seed, **options)
-    found = judged.conclude()
-    if bank:
-        kept = evenly_spaced(len(images), bank)
-        own = [judged.labels[i] for i in kept]
-        found.bank = fill_bank(predictor, images.subset(kept), own, seed, batch_size)
-    return found
-
-
-def judge_images(
-    predictor: TreePredictor,
-    images: ImageSet,
-    groups: str | Sequence[str] | None = None,
-    measures: Measures = None,
-    box: tuple[int, int] | None = None,
-    seed: int = 0,
-    *,
-    fit: ImageSet | None = None,
-    nodes: int = 3,
-    batch_size: int = 64,
-    watch: Callable[[Any], Iterable[Any]] = iter,
-) -> Judged:
-    """The first half of `calibrate`, from which `conclude` makes the guarantee and `report` its
-    diagnostics."""
     _check_unseen(predictor, images)
     if groups is None:
         groups = predictor.about.get("kept_whole", "file")
+    hole = predictor.measurement.hole
+    hole = None if hole is None else hole.detach().cpu()
+    plan = Plan(nodes, _named(measures), hole, _grid(images.shape, hole, box))
     labels = labels_of(images.names, groups)
-    plan = make_plan(predictor, images.shape, measures, box, nodes)
-    rows = _judge_all(predictor, images, plan, seed, batch_size, watch)
-    about: dict[str, Any] = {
-        "predictor": fingerprint_of(predictor),
-        "data": fingerprint(images.names),
-    }
-    about |= {"branching": list(predictor.branching), "shape": list(images.shape)}
-    about["kind"] = groups if isinstance(groups, str) else "own"
-    if fit is None:
-        fits = drawn(labels, seed)
-    else:
-        apart = _judge_all(predictor, fit, plan, seed, batch_size, watch)
-        fits = torch.tensor([False] * len(labels) + [True] * len(fit))
-        own = groups if isinstance(groups, str) else "file"
-        labels = labels + [f"fit {label}" for label in labels_of(fit.names, own)]
-        rows = {name: torch.cat([row, apart[name]]) for name, row in rows.items()}
+    about = _about(groups, seed, predictor.branching, images.shape, level)
+    about |= {"predictor": fingerprint_of(predictor), "data": fingerprint(images.names)}
+    fits = drawn(labels, seed)
+    if fit is not None:
+        own = labels_of(fit.names, groups if isinstance(groups, str) else "file")
+        labels = labels + [f"fit {label}" for label in own]
+        fits = torch.arange(len(labels)) >= len(images)
         about["fit"] = fingerprint(fit.names)
-    return Judged(rows, labels, fits, plan, about | {"seed": seed})
+    check_enough(labels, fits, level, about["kind"])
+    parts = [
+        _judge_all(predictor, some, plan, seed, batch_size, watch)
+        for some in (images, fit) if some is not None
+    ]  # fmt: skip
+    rows = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+    found = Judged(rows, labels, fits, plan, about).conclude()
+    if bank:
+        kept = evenly_spaced(len(images), bank)
+        own = [labels[i] for i in kept]
+        found.bank = _fill_bank(predictor, images.subset(kept), own, seed, batch_size)
+    return found
 
 
-def calibrate_trees(trees: Tree, x: Float[Tensor, "b *shape"], *args: Any, **kw: Any) -> Guarantee:
-    """The guarantee of trees that something else made, such as clustered samples (arguments as in
-    `judge_trees`); `trees.guarantee = …` gives the promises to further trees made alike, and
-    nothing can check that they are."""
-    return judge_trees(trees, x, *args, **kw).conclude()
-
-
-def judge_trees(
+def calibrate_trees(
     trees: Tree,
     x: Float[Tensor, "b *shape"],
     groups: Sequence[str] | None = None,
@@ -130,29 +111,26 @@ def judge_trees(
     box: tuple[int, int] | None = None,
     seed: int = 0,
     *,
+    level: float | None = None,
     nodes: int = 3,
-) -> Judged:
-    """The same for trees that something else made, such as clustered samples."""
+) -> Guarantee:
+    """The guarantee of trees that something else made, such as clustered samples; `trees.guarantee
+    = …` gives the promises to further trees made alike, and nothing can check that they are."""
     labels = [f"{i:06d}" for i in range(len(trees))] if groups is None else list(groups)
-    grid = _grid(trees.shape, None, box)
-    plan = Plan(nodes, _named(measures), None, grid)
+    plan = Plan(nodes, _named(measures), None, _grid(trees.shape, None, box))
+    about = _about(groups or "image", seed, trees.branching, trees.shape, level)
+    fits = drawn(labels, seed)
+    check_enough(labels, fits, level, about["kind"])
     rows = judge(trees, x, plan, labels)
-    about: dict[str, Any] = {"predictor": None, "data": None, "seed": seed}
-    about["kind"] = "own" if groups else "image"
-    about |= {"branching": list(trees.branching), "shape": list(trees.shape)}
-    return Judged(rows, labels, drawn(labels, seed), plan, about)
+    return Judged(rows, labels, fits, plan, about).conclude()
 
 
-def make_plan(
-    predictor: TreePredictor,
-    shape: Sequence[int],
-    measures: Measures,
-    box: tuple[int, int] | None,
-    nodes: int,
-) -> Plan:
-    hole = predictor.measurement.hole
-    hole = None if hole is None else hole.detach().cpu()
-    return Plan(nodes, _named(measures), hole, _grid(shape, hole, box))
+def _about(groups, seed: int, branching, shape, level: float | None) -> dict[str, Any]:
+    """What a certificate says of itself; the fingerprint is of the predictor, if there is one."""
+    kind = groups if isinstance(groups, str) else "own"
+    layout = {"branching": list(branching), "shape": list(shape)}
+    about = {"predictor": None, "data": None, "seed": seed, "kind": kind, **layout}
+    return about if level is None else about | {"level": level}
 
 
 def _named(measures: Measures) -> dict[str, Measure]:
@@ -175,13 +153,11 @@ def _grid(shape: Sequence[int], hole: Tensor | None, box: tuple[int, int] | None
 
 def labels_of(names: Sequence[str], groups: str | Sequence[str]) -> list[str]:
     """What each image belongs to."""
-    if groups == "file":
-        return [group_of(name, "name") for name in names]
-    if groups == "well":
-        return [group_of(name, "well") for name in names]
     if groups == "image":
         return list(names)
     if isinstance(groups, str):
+        if groups in ("file", "well"):
+            return [group_of(name, groups) for name in names]
         raise GuaranteeError(f"groups is {groups!r}: 'well', 'file', 'image', or a name for each")
     if len(groups) != len(names):
         raise GuaranteeError(f"{len(names)} images and {len(groups)} groups: they must be as many")
@@ -195,13 +171,11 @@ def drawn(labels: Sequence[str], seed: int) -> Bool[Tensor, "n"]:
     return torch.tensor([unit_hash(label, salt) < FIT_SHARE for label in labels])
 
 
-@torch.inference_mode()
-def _judge_all(predictor, images, plan, seed, batch_size, watch=iter) -> Rows:
+def _judge_all(predictor, images, plan, seed, batch_size, watch) -> Rows:
     parts: dict[str, list[Tensor]] = {}
-    with evaluating(predictor), pooled_features(predictor) as pooled:
-        for indices in watch(torch.arange(len(images)).split(batch_size)):
-            x, y = measured_batch(images, indices, predictor.measurement, seed, predictor.device)
-            rows = judge(predictor(y), x, plan, [images.names[i] for i in indices.tolist()])
+    with pooled_features(predictor) as pooled:
+        for names, x, tree in _predict_all(predictor, images, seed, batch_size, watch):
+            rows = judge(tree, x, plan, names)
             if pooled:
                 rows["pooled"] = pooled[0].float().cpu()
                 pooled.clear()
@@ -210,18 +184,25 @@ def _judge_all(predictor, images, plan, seed, batch_size, watch=iter) -> Rows:
     return {name: torch.cat(part) for name, part in parts.items()}
 
 
-@torch.inference_mode()
-def fill_bank(predictor, images, labels: list[str], seed: int, batch_size: int) -> Bank:
-    parts = []
-    with evaluating(predictor):
-        for indices in torch.arange(len(images)).split(batch_size):
-            x, y = measured_batch(images, indices, predictor.measurement, seed, predictor.device)
-            tree = predictor(y)
-            parts.append((to_bytes(tree.leaves), tree.probs[-1].cpu(), to_bytes(x)))
+def _fill_bank(predictor, images, labels: list[str], seed: int, batch_size: int) -> Bank:
+    parts = [
+        (to_bytes(tree.leaves), tree.probs[-1].cpu(), to_bytes(x))
+        for _, x, tree in _predict_all(predictor, images, seed, batch_size)
+    ]
     leaves, probs, truths = (torch.cat(part) for part in zip(*parts, strict=True))
-    groups = number_of(labels)
     prints = fingerprint_of(predictor)
-    return Bank(leaves, probs, truths, groups, drawn(labels, seed), prints)
+    return Bank(leaves, probs, truths, number_of(labels), drawn(labels, seed), prints)
+
+
+@torch.inference_mode()
+def _predict_all(
+    predictor, images, seed: int, batch_size: int, watch=iter
+) -> Iterator[tuple[list[str], Tensor, Tree]]:
+    """Names, truths and trees, batch by batch."""
+    with evaluating(predictor):
+        for indices in watch(torch.arange(len(images)).split(batch_size)):
+            x, y = measured_batch(images, indices, predictor.measurement, seed, predictor.device)
+            yield [images.names[i] for i in indices.tolist()], x, predictor(y)
 
 
 def _check_unseen(predictor: TreePredictor, images: ImageSet) -> None:

@@ -71,7 +71,7 @@ def control_risk(
     `losses` lie in [0, 1] and fall along `parameters`; a group's loss is its mean, and $n$ then the
     number of groups. No parameter may be enough: $\infty$.
     """
-    check_level(1 - risk, "risk", risk)
+    check_level(risk, "risk")
     if losses.numel() and not 0 <= losses.min() <= losses.max() <= 1:
         raise GuaranteeError(f"losses lie in {losses.min():g}…{losses.max():g}; give them in 0…1")
     if (losses.diff(dim=1) > 0).any():
@@ -88,24 +88,28 @@ def finest_level(units: int) -> float:
     return 1 - 1 / (units + 1)
 
 
+def why_too_fine(level: float, units: int, things: str) -> str:
+    """Why so few images or groups cannot promise a level; empty if they can."""
+    check_level(level)
+    if level <= finest_level(units) + ROUNDING:
+        return ""
+    return (
+        f"{100 * level:g} % is finer than {units} {things} allow: they promise up to "
+        f"{100 * finest_level(units):.3g} %, and {100 * level:g} % needs "
+        f"{math.ceil(1 / (1 - level) - 1 - ROUNDING)} {things}"
+    )
+
+
 def beta_range(units: int, level: float, mass: float = 0.9) -> tuple[float, float]:
     """Where the coverage of one calibration lies with probability `mass`: the middle of
     Beta(k, n+1−k). It is `level` on average over calibrations, not in each."""
+    from scipy.special import betaincinv
+
     k = math.ceil((units + 1) * level - ROUNDING)
     if k > units:
         return 1.0, 1.0
-    j = torch.arange(k, units + 1, dtype=torch.float64)
-    ways = math.lgamma(units + 1) - torch.lgamma(j + 1) - torch.lgamma(units - j + 1)
-
-    def find(share: float) -> float:  # P(Beta ≤ x) = P(Binomial(n, x) ≥ k)
-        low, high = 0.0, 1.0
-        while high - low > 1e-9:
-            x = (low + high) / 2
-            below = (ways + j * math.log(x) + (units - j) * math.log1p(-x)).exp().sum().item()
-            low, high = (x, high) if below < share else (low, x)
-        return low
-
-    return find((1 - mass) / 2), find((1 + mass) / 2)
+    low, high = betaincinv(k, units + 1 - k, [(1 - mass) / 2, (1 + mass) / 2]).tolist()
+    return low, high
 
 
 def weights(groups: Groups, n: int) -> Float[Tensor, "n"]:
@@ -118,10 +122,9 @@ def weights(groups: Groups, n: int) -> Float[Tensor, "n"]:
     return 1 / place.bincount().double()[place]
 
 
-def check_level(level: float, name: str = "level", value: float | None = None) -> None:
+def check_level(level: float, name: str = "level") -> None:
     if not 0 < level < 1:
-        shown = level if value is None else value
-        raise GuaranteeError(f"{name} is {shown}; it is a share above 0 and below 1, such as 0.9")
+        raise GuaranteeError(f"{name} is {level}; it is a share above 0 and below 1, such as 0.9")
 
 
 def check_scores(scores: Tensor) -> None:

@@ -9,11 +9,10 @@ from torch import Tensor
 
 from posterior_trees.errors import GuaranteeError, plural
 from posterior_trees.guarantee import balls, boxes, cuts
-from posterior_trees.guarantee.answers import Scores
+from posterior_trees.guarantee.answers import Scores, Terms, name_units
 from posterior_trees.guarantee.boxes import Grid
 from posterior_trees.guarantee.certificate import SCHEMA, Guarantee
 from posterior_trees.guarantee.conformal import Groups
-from posterior_trees.guarantee.measures import source_of
 from posterior_trees.guarantee.numbers import (
     Form,
     Measure,
@@ -83,12 +82,6 @@ class Judged(NamedTuple):
         order, groups, fits = self._sorted()
         fit, scored = (take(self.rows, order[part]) for part in (fits, ~fits))
         n, count = int((~fits).sum()), len(groups[~fits].unique())
-        if int(fits.sum()) < LEAST or count < LEAST:
-            raise GuaranteeError(
-                f"{int(fits.sum())} images would fit the scales and {n} in {count} groups give "
-                f"scores; both take {LEAST} at least. Give more groups, or other images to fit the "
-                "scales (fit=…, or --fit SPLIT), which leaves all groups for scores"
-            )
         own = None if len(groups.unique()) == len(groups) else groups
         fitted, forms = fit_scales(fit, None if own is None else own[fits], self.plan)
         own = None if own is None else own[~fits]
@@ -104,7 +97,7 @@ class Judged(NamedTuple):
             **self.about,
         }
         scores = {name: Scores.of(values, own) for name, values in found.items()}
-        return Guarantee(scores, fitted, facts, dict(self.plan.measures))
+        return Guarantee(scores, fitted, facts, dict(self.plan.measures), judged=self)
 
     def _sorted(self) -> tuple[Int[Tensor, "n"], Int[Tensor, "n"], Bool[Tensor, "n"]]:
         """An order that depends on what is there, not on how it came, and group numbers in it."""
@@ -112,6 +105,23 @@ class Judged(NamedTuple):
         keys = list(zip(groups.tolist(), self.rows["ball.error"].tolist(), strict=True))
         order = torch.tensor(sorted(range(len(keys)), key=keys.__getitem__))
         return order, groups[order], self.fits[order]
+
+
+def check_enough(
+    labels: Sequence[str], fits: Bool[Tensor, "n"], level: float | None, kind: str
+) -> None:
+    """Refuse too few images or groups, and a level finer than they allow."""
+    scored = [label for label, is_fit in zip(labels, fits.tolist(), strict=True) if not is_fit]
+    n, count, others = len(scored), len(set(scored)), len(labels) - len(scored)
+    if min(count, others) < LEAST:
+        raise GuaranteeError(
+            f"{others} images would fit the scales and {n} in {count} {name_units(kind)} give "
+            f"scores; both take {LEAST} at least. Give more {name_units(kind)}, or other images to "
+            "fit the scales (fit=…, or --fit SPLIT), which leaves all for scores"
+        )
+    groups = count if len(set(labels)) < len(labels) else None
+    if level is not None and (why := Terms(level, n, groups, units=name_units(kind)).too_fine):
+        raise GuaranteeError(f"{why} that score (others may fit the scales: fit=…, or --fit SPLIT)")
 
 
 def number_of(labels: Sequence[str]) -> Int[Tensor, "n"]:
@@ -136,7 +146,7 @@ def fit_scales(rows: Rows, groups: Groups, plan: Plan) -> tuple[dict[str, Tensor
     forms = {}
     for name, measure in plan.measures.items():
         form = choose_form(rows[f"values.{name}"], rows["probs"], rows[f"truth.{name}"], groups)
-        source = source_of(measure)
+        source = getattr(measure, "name", None)  # of a measure of this package
         forms[name] = {"form": list(form), "limits": limits_of(measure), "source": source}
     return fitted, forms
 
@@ -154,6 +164,5 @@ def score_rows(
         widths = fitted["boxes"].double()
         scores["boxes"] = boxes.score(rows["box.off"], rows["box.variance"], widths)
     if "pooled" in rows:
-        familiar = Familiar(*(fitted[f"familiar.{part}"] for part in Familiar._fields))
-        scores["typical"] = familiar.distance(rows["pooled"])
+        scores["typical"] = Familiar.of(fitted).distance(rows["pooled"])
     return {name: values.float() for name, values in scores.items()}

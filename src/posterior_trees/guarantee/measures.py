@@ -7,10 +7,6 @@ threshold instead of Otsu's), and `MODULE:FUNCTION` a function of your own that 
 number can be.
 """
 
-import importlib
-import os
-import sys
-from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
@@ -18,6 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from posterior_trees.errors import MeasureError
+from posterior_trees.functions import find_function
 from posterior_trees.guarantee.numbers import Measure
 
 NUCLEI = "posterior_trees.pictures.nuclei.count:count_in"
@@ -42,8 +39,17 @@ def box_mean(image: Float[Tensor, "c h w"], top: int, left: int, height: int, wi
     return part.double().mean().item()
 
 
+def nuclei(image: Float[Tensor, "1 h w"], **threshold: float) -> int:
+    return find_function("the measure", NUCLEI)(image, **threshold)
+
+
 def find_measure(name: str) -> Measure:
     """The function that a name stands for."""
+    return find_function("the measure", name) if ":" in name else find_known(name)
+
+
+def find_known(name: str) -> Measure:
+    """A measure of this package; a file may name one, and no other code is run because it does."""
     kind, _, value = name.partition("=")
     try:
         if name == "ink":
@@ -55,39 +61,14 @@ def find_measure(name: str) -> Measure:
             places = {"top": top, "left": left, "height": height, "width": width}
             return _Named(name, partial(box_mean, **places), (0.0, 1.0))
         if kind == "nuclei":
-            count = import_function(NUCLEI)
             threshold = {"threshold": float(value)} if value else {}
-            return _Named(name, partial(count, **threshold), (0.0, None))
+            return _Named(name, partial(nuclei, **threshold), (0.0, None))
     except ValueError as error:
         raise MeasureError(f"the measure {name!r} cannot be read ({error}): {__doc__}") from error
-    if ":" in name:
-        return import_function(name)
     raise MeasureError(
         f"there is no measure {name!r}; it is ink, share=LEVEL, box=TOP,LEFT,HEIGHT,WIDTH, nuclei, "
         "or MODULE:FUNCTION of your own"
     )
-
-
-def import_function(name: str) -> Callable:
-    """A function by `MODULE:FUNCTION`; the module may lie in the folder one is in."""
-    module, _, function = name.partition(":")
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())
-    try:
-        return getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError) as error:
-        raise MeasureError(
-            f"the measure {name!r} is not found ({error}): give MODULE:FUNCTION, the module being "
-            "installed or in this folder"
-        ) from error
-
-
-def source_of(measure: Measure) -> str | None:
-    """The name by which `find_measure` finds a function again, if it can."""
-    if isinstance(measure, _Named):
-        return measure.name
-    module, name = getattr(measure, "__module__", None), getattr(measure, "__qualname__", "")
-    return None if module in (None, "__main__") or not name.isidentifier() else f"{module}:{name}"
 
 
 class _Named(NamedTuple):

@@ -28,6 +28,7 @@ from posterior_trees.guarantee.conformal import Groups, quantile
 from posterior_trees.tree import Tree
 
 WITHIN = 0.9
+ENDS = -math.inf, math.inf
 
 Measure = Callable[[Tensor], float]
 """A number of one image `(c, h, w)`; an attribute `limits = (low, high)` says what it can be."""
@@ -55,23 +56,17 @@ class Form(NamedTuple):
         low, high = self.range(values, probs)
         return torch.maximum(low - truth, truth - high)
 
-    def interval(self, values: Values, probs: Values, q: float) -> tuple[Tensor, Tensor]:
+    def interval(
+        self, values: Values, probs: Values, q: float, limits: Limits = (None, None)
+    ) -> tuple[Tensor, Tensor]:
+        """The interval of every image, within the limits of the measure."""
         low, high = self.range(values, probs)
         middle = (low + high) / 2
-        return torch.minimum(low - q, middle), torch.maximum(high + q, middle)
-
-    def interval_of(
-        self, tree: Tree, measure: Measure, name: str, q: float, limits: Limits
-    ) -> tuple[Tensor, Tensor]:
-        """The interval of every tree of a batch, within the limits of the measure."""
-        values = measure_leaves(tree, measure, name)
-        low, high = self.interval(values, tree.probs[-1].double().cpu(), q)
-        least, most = limits
-        return _within(low, least, most), _within(high, least, most)
-
-
-def _within(values: Tensor, least: float | None, most: float | None) -> Tensor:
-    return values if least is None and most is None else values.clamp(least, most)
+        least, most = (
+            end if limit is None else limit for limit, end in zip(limits, ENDS, strict=True)
+        )
+        low, high = torch.minimum(low - q, middle), torch.maximum(high + q, middle)
+        return low.clamp(least, most), high.clamp(least, most)
 
 
 def limits_of(measure: Measure) -> list[float | None]:
@@ -114,12 +109,10 @@ def measure_leaves(
     tree: Tree, measure: Measure, name: str, names: Sequence[str] | None = None
 ) -> Values:
     """The measure of every leaf; an absent one repeats its parent, and weighs nothing."""
+    of = [f"an answer to {name}" for name in names or ["a tree"] * len(tree)]
     count = tree.leaves.shape[1]
-    of = [f"an answer to {one}" for one in names] if names else ["an answer of a tree"] * len(tree)
-    rows = [
-        measure_each(x, measure, name, [o] * count) for x, o in zip(tree.leaves, of, strict=True)
-    ]
-    return torch.stack(rows) if rows else torch.zeros(0, tree.leaves.shape[1], dtype=torch.float64)
+    each = [one for one in of for _ in range(count)]
+    return measure_each(tree.leaves.flatten(0, 1), measure, name, each).reshape(-1, count)
 
 
 def measure_each(

@@ -12,21 +12,24 @@ uniform if the probabilities are right. It piles up near 1 if they are too sure,
 too unsure; $z$ is its mean in standard errors, over groups.
 """
 
+import math
+from itertools import compress
 from os import PathLike
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from posterior_trees.errors import GuaranteeError
 from posterior_trees.guarantee import balls, cuts
 from posterior_trees.guarantee.certificate import Guarantee
 from posterior_trees.guarantee.conformal import beta_range, finest_level, quantile, weights
-from posterior_trees.guarantee.judging import Judged, Rows, number_of, score_rows, take
+from posterior_trees.guarantee.judging import Rows, number_of, score_rows, take
 from posterior_trees.guarantee.numbers import Form
 from posterior_trees.seeding import unit_hash
 from posterior_trees.store import whole
-from posterior_trees.tree import Tree, grow
+from posterior_trees.tree import grow
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -51,26 +54,34 @@ class Diagnosis(NamedTuple):
     band: list[tuple[float, float]]
     by_group: Float[Tensor, "groups"]
     group: str
+    level: float
     by_size: list[tuple[int, int, float]]
     reliability: list[tuple[float, float, int]]
 
+    @property
+    def words(self) -> str:
+        """Few images cannot tell that trees are a little too sure."""
+        seen = f", as far as {len(self.rank):,} images tell" * (self.verdict == "honest")
+        return f"{self.verdict}{seen} (z = {self.z:+.1f})"
 
-def diagnose(judged: Judged, guarantee: Guarantee, level: float = 0.9) -> Diagnosis:
-    """Coverage and honesty of what was judged; `guarantee` is what was concluded from it."""
-    kept = ~judged.fits
-    rows = take(judged.rows, kept)
-    labels = [label for label, is_kept in zip(judged.labels, kept.tolist(), strict=True) if is_kept]
+
+def diagnose(guarantee: Guarantee, level: float = 0.9) -> Diagnosis:
+    """Coverage and honesty of what a guarantee was concluded from, before it is stored."""
+    if guarantee.judged is None:
+        raise GuaranteeError("a stored guarantee has forgotten its images: calibrate again")
+    judged, kept = guarantee.judged, ~guarantee.judged.fits
+    rows, labels = take(judged.rows, kept), list(compress(judged.labels, kept.tolist()))
     groups = number_of(labels)
     scores = score_rows(rows, judged.plan, guarantee.fitted, guarantee.facts["measures"])
-    votes = weights(groups, len(groups))
-    count = len(groups.unique())
+    votes, count = weights(groups, len(groups)), len(groups.unique())
     levels = [level for level in LEVELS if level <= finest_level(count // 2)]
     coverage = {name: _cover(values, labels, groups, levels) for name, values in scores.items()}
     ranks = _ranks(rows)
     means = torch.zeros(count, dtype=torch.float64).index_add_(0, groups, votes * (ranks - 0.5))
     z = (means.mean() / (means.std() / count**0.5)).item() if count > 1 else 0.0
     verdict = "too sure" if z > TELLING else "too unsure" if z < -TELLING else "honest"
-    inside, sizes = _inside(scores, rows, judged, groups, min(level, finest_level(count - 1)))
+    at = min(level, finest_level(count - 1))
+    inside, sizes = _inside(scores[f"cut{judged.plan.nodes}"], rows, guarantee.facts, groups, at)
     by_group, group = _shares(inside, groups), "group, left out in turn"
     if count > FEW:
         by_group, group = _shares(inside, rows["probs"].argmax(dim=1)), "likeliest leaf"
@@ -79,31 +90,22 @@ def diagnose(judged: Judged, guarantee: Guarantee, level: float = 0.9) -> Diagno
         (int(size), int((sizes == size).sum()), inside[sizes == size].mean().item())
         for size in sizes.unique()
     ]
-    shown = by_group, group, by_size, _reliability(rows)
+    shown = by_group, group, at, by_size, _reliability(rows)
     return Diagnosis(verdict, z, ranks, levels, coverage, band, *shown)
 
 
 def sizes_of(rows: Rows, guarantee: Guarantee, level: float) -> dict[str, float]:
     """How much each promise says of these images: nodes and leaves of cuts, radius, widths."""
-    stubs, nodes = _stubs(rows, guarantee.facts["branching"]), guarantee.facts["nodes"]
-    found = {}
-    for name, layout in (
-        (f"cut{nodes}", cuts.antichains(stubs.branching, nodes)),
-        ("leaves", None),
-    ):
-        chosen = [
-            paths for paths, _ in cuts.cut(stubs, guarantee.scores[name].quantile(level), layout)
-        ]
-        found[f"{name}.nodes"] = sum(map(len, chosen)) / len(chosen)
-        found[f"{name}.leaves"] = sum(_covered(stubs, paths) for paths in chosen) / len(chosen)
+    found, facts = {}, guarantee.facts
+    for name, nodes in ((f"cut{facts['nodes']}", facts["nodes"]), ("leaves", None)):
+        chosen = _cut(rows, facts["branching"], guarantee.scores[name].quantile(level), nodes)
+        found[f"{name}.nodes"] = sum(len(paths) for paths, _ in chosen) / len(chosen)
+        found[f"{name}.leaves"] = sum(leaves for _, leaves in chosen) / len(chosen)
     sigma = balls.scale(rows["ball.features"], guarantee.fitted["ball"])
     found["ball.radius"] = (guarantee.scores["ball"].quantile(level) * sigma).mean().item()
-    for name, kept in guarantee.facts["measures"].items():
-        q = guarantee.scores[f"measure.{name}"].quantile(level)
-        low, high = Form(*kept["form"]).interval(rows[f"values.{name}"], rows["probs"], q)
-        least, most = (value for value in kept["limits"])
-        if (least, most) != (None, None):
-            low, high = low.clamp(least, most), high.clamp(least, most)
+    for name, kept in facts["measures"].items():
+        q, values = guarantee.scores[f"measure.{name}"].quantile(level), rows[f"values.{name}"]
+        low, high = Form(*kept["form"]).interval(values, rows["probs"], q, kept["limits"])
         found[f"{name}.width"] = (high - low).mean().item()
     if "boxes" in guarantee.scores:
         q = guarantee.scores["boxes"].quantile(level)
@@ -122,11 +124,12 @@ def draw_report(file: str | PathLike[str], found: Diagnosis, title: str) -> None
     _draw_groups(axes[1], found)
     sizes, counts, shares = zip(*found.by_size, strict=True)
     axes[2].scatter(sizes, shares, [20 + 300 * n / sum(counts) for n in counts], alpha=0.6)
+    axes[2].axhline(found.level, color="k", lw=1)
     axes[2].set(xlabel="leaves in the cut", ylabel="share covered", ylim=(0, 1.05))
     axes[3].hist(found.rank.tolist(), bins=BINS, range=(0, 1), color="C7")
     axes[3].axhline(len(found.rank) / BINS, color="k", lw=1)
     axes[3].set(xlabel="rank of the truth in its own tree", ylabel="images")
-    axes[3].set_title(f"trees: {found.verdict} (z = {found.z:+.1f})", fontsize=10)
+    axes[3].set_title(f"trees by themselves: {found.words}", fontsize=8)
     told, true, counts = zip(*found.reliability, strict=True)
     axes[4].plot([0, 1], [0, 1], color="k", lw=1)
     axes[4].scatter(told, true, [10 + 200 * n / sum(counts) for n in counts], color="C3")
@@ -139,19 +142,20 @@ def draw_report(file: str | PathLike[str], found: Diagnosis, title: str) -> None
 def _draw_coverage(axes: "Axes", found: Diagnosis) -> None:
     levels = torch.tensor(found.levels)
     low, high = torch.tensor(found.band).T - levels
-    axes.fill_between(levels, low, high, color="0.85", label="Beta, 90 %")
+    axes.fill_between(levels, low, high, color="0.85", label="90 of 100 calibrations")
     for name, values in found.coverage.items():
         axes.plot(levels, values.mean(dim=1) - levels, lw=1.2, label=name.removeprefix("measure."))
     axes.axhline(0, color="k", lw=0.8)
     axes.set(xlabel="level", ylabel="coverage of the other half, less the level")
-    axes.legend(fontsize=6)
+    axes.legend(fontsize=6, ncols=2, loc="lower left")
 
 
 def _draw_groups(axes: "Axes", found: Diagnosis) -> None:
     shares = found.by_group.sort().values
     axes.bar(range(len(shares)), shares.tolist(), color="C0")
-    axes.axhline(shares.mean().item(), color="k", lw=1)
-    axes.set(xlabel=f"{found.group}; sorted", ylabel="share covered (cut)", ylim=(0, 1.05))
+    axes.axhline(found.level, color="k", lw=1)
+    words = f"share covered by a cut of {100 * found.level:.3g} %"
+    axes.set(xlabel=f"{found.group}; sorted", ylabel=words, ylim=(0, 1.05))
 
 
 def _shares(inside: Float[Tensor, "n"], groups: Tensor) -> Float[Tensor, "groups"]:
@@ -182,32 +186,31 @@ def _ranks(rows: Rows) -> Float[Tensor, "n"]:
 
 
 def _inside(
-    scores: dict[str, Tensor], rows: Rows, judged: Judged, groups: Tensor, level: float
+    values: Tensor, rows: Rows, facts: dict[str, Any], groups: Tensor, level: float
 ) -> tuple[Float[Tensor, "n"], Tensor]:
     """Whether each truth is in its cut, its group left out of the calibration where groups are
     few, and how many leaves the cut covers."""
-    values = scores[f"cut{judged.plan.nodes}"]
-    q = torch.full(values.shape, quantile(values, level, groups))
-    if len(names := groups.unique()) <= FEW:
-        for name in names:
-            own = groups == name
-            q[own] = quantile(values[~own], level, groups[~own])
-    stubs = _stubs(rows, judged.about["branching"])
-    layout = cuts.antichains(stubs.branching, judged.plan.nodes)
-    chosen = [cuts.cut(stubs[i], t, layout)[0][0] for i, t in enumerate(q.tolist())]
-    sizes = torch.tensor([_covered(stubs, paths) for paths in chosen])
-    return (values <= q).double(), sizes
+    inside, sizes = torch.zeros(len(values), dtype=torch.float64), torch.zeros(len(values))
+    is_few = len(names := groups.unique()) <= FEW
+    for own in [groups == name for name in names] if is_few else [groups >= 0]:
+        others = ~own if is_few else own
+        q = quantile(values[others], level, groups[others])
+        inside[own] = (values[own] <= q).double()
+        chosen = _cut(take(rows, own), facts["branching"], q, facts["nodes"])
+        sizes[own] = torch.tensor([float(leaves) for _, leaves in chosen])
+    return inside, sizes
 
 
-def _stubs(rows: Rows, branching: list[int]) -> Tree:
-    """Trees of these probabilities, whose images do not matter."""
+def _cut(
+    rows: Rows, branching: list[int], q: float, nodes: int | None
+) -> list[tuple[list[cuts.Path], int]]:
+    """Paths of every image's cut, and how many leaves they cover; images do not matter to it."""
     probs = rows["probs"]
-    return grow(probs.new_zeros((*probs.shape, 1)), probs.log(), branching)
-
-
-def _covered(tree: Tree, paths: list[tuple[int, ...]]) -> int:
-    width = tree.leaves.shape[1]
-    return sum(width // tree.log_probs[len(path)].shape[1] for path in paths)
+    stubs = grow(probs.new_zeros((*probs.shape, 1)), probs.log(), branching)
+    layout = None if nodes is None else cuts.antichains(stubs.branching, nodes)
+    below = [math.prod(branching[level:]) for level in range(len(branching) + 1)]
+    found = cuts.cut(stubs, q, layout)
+    return [(paths, sum(below[len(path)] for path in paths)) for paths, _ in found]
 
 
 def _reliability(rows: Rows) -> list[tuple[float, float, int]]:

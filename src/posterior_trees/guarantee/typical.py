@@ -34,6 +34,10 @@ class Familiar(NamedTuple):
     shift: Float[Tensor, "d"]
     points: Float[Tensor, "n d"]
 
+    @classmethod
+    def of(cls, fitted: dict[str, Tensor]) -> "Familiar":
+        return cls(*(fitted[f"familiar.{part}"] for part in cls._fields))
+
     def distance(self, pooled: Float[Tensor, "b features"]) -> Float[Tensor, "b"]:
         """To the 10th neighbour, or the farthest of fewer."""
         places = pooled.double() @ self.map.double() - self.shift.double()

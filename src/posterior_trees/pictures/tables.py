@@ -18,13 +18,16 @@ from posterior_trees.imaging.ngff import Frame
 from posterior_trees.imaging.stored import name_of
 from posterior_trees.pictures.answer import Answer
 from posterior_trees.pictures.nuclei.count import Count
+from posterior_trees.pictures.nuclei.report import promised_nuclei
 from posterior_trees.store import whole
 
 NUCLEI = [
     "plate", "well", "site", "file", "label", "row", "column", "y_um", "x_um", "pixels", "area_um2",
     "probability", "leaves", "threshold",
 ]  # fmt: skip
-FIELDS = ["file", "well", "site", "mean", "spread", "tiles", "note", "status", "seconds"]
+FIELDS = ["file", "well", "site", "mean", "spread", "low", "high", "promise", "tiles", "note",
+          "status", "seconds"]  # fmt: skip
+"""From `low` to `high` are as many nuclei as the model's guarantee promises."""
 Row = Mapping[str, Any]
 
 
@@ -51,9 +54,12 @@ def nucleus_rows(field: Field, count: Count, frame: Frame) -> list[dict[str, Any
 def field_row(
     field: Field, count: Count | None, made: Answer | None, status: str, seconds: float
 ) -> dict[str, Any]:
+    guarantee = made.tree.guarantee if made and count else None
+    promised = promised_nuclei(guarantee.for_page(made.tree)) if made and guarantee else {}
     return {
         "file": str(field.path), "well": field.well, "site": field.site,
         "mean": count.mean if count else "", "spread": count.spread if count else "",
+        **promised,
         "tiles": max(len(made.parts), 1) if made else "",
         "note": made.remarks.get("note", "") if made else "",
         "status": status, "seconds": round(seconds, 2),

@@ -91,6 +91,19 @@ def draw_count(count: Count, tree: Tree) -> Image.Image:
     return picture
 
 
+def promised_nuclei(said: Mapping[str, Any]) -> dict[str, Any]:
+    """How many nuclei the guarantee of a model promises (`Guarantee.for_page`), as columns of a
+    table; empty if it says nothing of nuclei."""
+    if why := said.get("withdrawn"):
+        return {"low": "", "high": "", "promise": f"no promise: {why}"}
+    if "nuclei" not in said.get("intervals", {}):
+        return {}
+    low, high = said["intervals"]["nuclei"]
+    least, most = math.ceil(low - 1e-6), math.floor(high + 1e-6)
+    words = f"{least} to {most} nuclei {said['words']}"
+    return {"low": least, "high": most, "promise": words}
+
+
 def count_table(facts: dict[str, Any], title: str) -> "Table":
     """What `count.json` says, for the terminal: the leaves, then the nuclei in doubt."""
     from rich.table import Table
@@ -111,15 +124,10 @@ def count_table(facts: dict[str, Any], title: str) -> "Table":
             f"; rows, columns and pixels are those of the picture at {facts['scale']:g} of its "
             "size: divide rows and columns by that"
         )
-    promise = facts.get("promise", {})
-    if promise.get("withdrawn"):
-        caption += f"; no promise: {promise['withdrawn']}"
-    elif "nuclei" in promise.get("intervals", {}):
-        low, high = promise["intervals"]["nuclei"]
-        caption += (
-            f"; {math.ceil(low - 1e-6)} to {math.floor(high + 1e-6)} nuclei {promise['words']}, "
-            "counted in each leaf by Otsu's threshold of its own"
-        )
+    if words := promised_nuclei(facts.get("promise", {})):
+        caption += f"; {words['promise']}"
+        if words["low"] != "":
+            caption += ", counted in each leaf by Otsu's threshold of its own"
     table = Table(
         title=f"{title}: {facts['mean']:.1f} ± {facts['spread']:.1f} nuclei; {len(doubtful)} of "
         f"{len(nuclei)} are not in all leaves",
