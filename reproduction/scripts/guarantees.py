@@ -10,17 +10,18 @@ were not trained on, each well left out in turn; the scales are fitted on the tr
 import argparse
 import json
 import time
-from itertools import compress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from scipy.stats import betabinom
 
 from posterior_trees import load
 from posterior_trees.data import ImageSet, evenly_spaced, load_evaluation
 from posterior_trees.guarantee.certify import calibrate, drawn
-from posterior_trees.guarantee.conformal import quantile
-from posterior_trees.guarantee.judging import Judged, fit_scales, number_of, score_rows, take
+from posterior_trees.guarantee.conformal import ROUNDING, quantile
+from posterior_trees.guarantee.judging import Judged, score_rows, take
 from posterior_trees.guarantee.numbers import Form
 from posterior_trees.guarantee.report import diagnose, draw_report, sizes_of
 from posterior_trees.models.checkpoint import load_recipe, provenance
@@ -90,35 +91,41 @@ def digits(judged: Judged) -> dict:
 
 def _summary(rows: list[list[float]]) -> dict:
     """Mean and extremes of the splits, and how many lie in the 95 % of what calibrating on n and
-    judging m images allow: the k-th of n, then a binomial number of m."""
-    table = torch.tensor(rows, dtype=torch.float64)
-    told = {}
-    for i, level in enumerate(LEVELS):
-        shares, n, m = table[:, i], table[:, -2], table[:, -1]
-        spread = (level * (1 - level) * (1 / (n + 2) + 1 / m)).sqrt()
-        within = ((shares - level).abs() <= 1.96 * spread).sum()
+    judging m images allow: a binomial number of m, whose chance is that of the k-th of n."""
+    table, told = np.array(rows), {}
+    n, m = table[:, -2], table[:, -1]
+    for level, shares in zip(LEVELS, table.T, strict=False):
+        k = np.ceil((n + 1) * level - ROUNDING)
+        low, high = betabinom(m, k, n + 1 - k).ppf([[0.025], [0.975]]) / m
         told[level] = {"mean": shares.mean(), "least": shares.min(), "most": shares.max()}
-        told[level] = {k: v.item() for k, v in told[level].items()} | {"in_band": int(within)}
+        told[level]["in_band"] = int(((low <= shares) & (shares <= high)).sum())
     return told
 
 
 def cells(judged: Judged) -> dict:
-    """Every well left out in turn: the share of its windows covered, its vote being one."""
-    fit, rest = take(judged.rows, judged.fits), take(judged.rows, ~judged.fits)
-    groups = number_of(list(compress(judged.labels, (~judged.fits).tolist())))
-    scores = score_rows(rest, judged.plan, *fit_scales(fit, None, judged.plan))
-    wells = groups.unique()
-    told = {}
-    for name, values in scores.items():
-        told[name] = {}
-        for level in (0.8, 0.9):
-            shares = []
-            for well in wells:
-                own = groups == well
-                q = quantile(values[~own], level, groups[~own])
-                shares.append((values[own] <= q).double().mean().item())
-            told[name][level] = sum(shares) / len(shares)
-    return {"wells": len(wells), "coverage": told}
+    """Every well left out in turn, and judged by the certificate that the others give: the share of
+    its windows covered, and sizes, each well having one vote."""
+    labels, told = np.array(judged.labels), []
+    wells = sorted(set(labels[~judged.fits.numpy()]))
+    for well in wells:
+        own = torch.from_numpy(labels == well)
+        rest = Judged(take(judged.rows, ~own), labels[~own.numpy()].tolist(), judged.fits[~own],
+                      judged.plan, judged.about)  # fmt: skip
+        found, rows = rest.conclude(), take(judged.rows, own)
+        scores = score_rows(rows, judged.plan, found.fitted, found.facts["measures"])
+        for level in LEVELS[:2]:
+            q = {name: found.scores[name].quantile(level) for name in scores}
+            shares = {k: (v <= q[k]).double().mean().item() for k, v in scores.items()}
+            told.append({"level": level, "coverage": shares, "sizes": sizes_of(rows, found, level)})
+    mean = {
+        part: {
+            level: {k: sum(t[part][k] for t in told if t["level"] == level) / len(wells)
+                    for k in told[0][part]}
+            for level in LEVELS[:2]
+        }
+        for part in ("coverage", "sizes")
+    }  # fmt: skip
+    return {"wells": len(wells), **mean}
 
 
 def before(judged: Judged) -> dict[str, Any]:

@@ -58,7 +58,8 @@ def test_nodes_outside_the_cut_turn_grey_and_the_others_carry_a_ring(
     assert "90 of 100 times" in words
     assert "it was calibrated on" in words
     assert "mean brightness 0." in words
-    assert "not for this one" in words
+    assert "The truth lies at or under a ringed node" in words
+    assert "not for this one alone" in words
     assert ";promise" in opened.evaluate("location.hash")
 
 

@@ -10,8 +10,10 @@ $q = \infty$ where $k > n$. What comes in groups (fields of a well, slices of a 
 and held out in whole groups: each of the $K$ groups has one vote, shared among its images, and the
 finest level is $1 - 1/(K+1)$ (Dunn, Wasserman & Ramdas, 2023).
 
-Choice: ours, not MAPIE's or crepes's. Both calibrate images one by one or class by class
-(Mondrian), neither gives a group one vote; they would save the thirty lines of `quantile`.
+Choice: ours, not MAPIE's (1.6) or crepes's (0.9). Tried on digits at 90 %: crepes gives the same
+quantile of balls, 0.2278; MAPIE's APS without randomness covers 0.934 with 7.02 leaves where ours
+covers 0.905 with 6.56. Neither gives a group one vote (MAPIE's groups divide folds, crepes's bins
+are classes) or knows cuts of a tree; they would save the lines of `quantile`.
 """
 
 import math

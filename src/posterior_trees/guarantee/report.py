@@ -118,7 +118,7 @@ def draw_report(file: str | PathLike[str], found: Diagnosis, title: str) -> None
     """The figure of a diagnosis."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(15, 3.4), layout="constrained")
+    figure = Figure(figsize=(15, 3.6), layout="constrained")
     axes = figure.subplots(1, 5)
     _draw_coverage(axes[0], found)
     _draw_groups(axes[1], found)
@@ -135,6 +135,7 @@ def draw_report(file: str | PathLike[str], found: Diagnosis, title: str) -> None
     axes[4].scatter(told, true, [10 + 200 * n / sum(counts) for n in counts], color="C3")
     axes[4].set(xlabel="probability of a leaf", ylabel="how often it is reached")
     figure.suptitle(title, fontsize=11)
+    figure.legend(fontsize=8, ncols=12, loc="outside lower left")
     with whole(file) as part:
         figure.savefig(part, dpi=110)
 
@@ -142,12 +143,11 @@ def draw_report(file: str | PathLike[str], found: Diagnosis, title: str) -> None
 def _draw_coverage(axes: "Axes", found: Diagnosis) -> None:
     levels = torch.tensor(found.levels)
     low, high = torch.tensor(found.band).T - levels
-    axes.fill_between(levels, low, high, color="0.85", label="90 of 100 calibrations")
+    axes.fill_between(levels, low, high, color="0.85", label="where 90 of 100 calibrations lie")
     for name, values in found.coverage.items():
         axes.plot(levels, values.mean(dim=1) - levels, lw=1.2, label=name.removeprefix("measure."))
     axes.axhline(0, color="k", lw=0.8)
     axes.set(xlabel="level", ylabel="coverage of the other half, less the level")
-    axes.legend(fontsize=6, ncols=2, loc="lower left")
 
 
 def _draw_groups(axes: "Axes", found: Diagnosis) -> None:

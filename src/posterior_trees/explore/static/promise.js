@@ -84,12 +84,13 @@ export function renderPromise() {
     .map(([name, [low, high]]) => `${inWords(name)} ${short(low)} – ${short(high)}`);
   words.replaceChildren(...(promise.withdrawn ? [`${capital(promise.withdrawn)}: no promise`]
     : [element("b", { textContent: heading(promise.cut) }), ` ${promise.words}; `,
-      [...intervals, `within ${short(promise.radius)} (RMSE) of some leaf`].join("; "),
-      ". Each on its own, on average over such images: not for this one, nor for one class."]));
+      [...intervals, `some leaf is off by ${short(promise.radius)} at most (root mean square)`].join("; "),
+      ". Each holds by itself, on average over such images: not for this one alone, nor for one class."]));
+  words.title = "In brackets: where the share lies for such a calibration, 9 times of 10";
 }
 
 const heading = (cut) => (cut.some((node) => !node.length)
-  ? "No branch can be left out: what follows is promised" : "Ringed nodes hold the truth's path");
+  ? "No branch can be left out: what follows is promised" : "The truth lies at or under a ringed node");
 // The names of guarantee/measures.py that are no words.
 const inWords = (name) => name.replace(/^ink$/, "mean brightness").replace(/^share=/, "share of pixels above ")
   .replace(/^box=/, "mean of the box ");
