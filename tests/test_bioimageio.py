@@ -13,8 +13,10 @@ import torch
 from torch import nn
 
 from posterior_trees import Paired, TreePredictor, load, wrap
+from posterior_trees.data import ImageSet
 from posterior_trees.errors import InputError, MissingError
-from posterior_trees.export.bioimageio import names_of, save_bioimageio
+from posterior_trees.export.bioimageio import Nodes, names_of, save_bioimageio
+from posterior_trees.guarantee.certify import calibrate
 from posterior_trees.imaging.adjust import Adjustment
 
 CAMERA = Adjustment.of((150.0, 2600.0), 0.5, False)
@@ -40,6 +42,21 @@ def make_predictor(channels: int = 1) -> TreePredictor:
     ).eval()  # fmt: skip
 
 
+def make_certified() -> TreePredictor:
+    """With promises, as the models that ship have them."""
+    predictor = make_predictor()
+    noise = torch.randint(256, (30, 1, 8, 8), dtype=torch.uint8)
+    predictor.guarantee = calibrate(predictor, ImageSet(noise, noise), groups="image")
+    return predictor
+
+
+def test_promises_stay_at_home() -> None:
+    """They are about what runs here; looking at weights while they are traced fails."""
+    predictor = make_certified()
+    assert Nodes(predictor, 1.0).predictor.guarantee is None
+    assert predictor.guarantee is not None
+
+
 @pytest.fixture(scope="module")
 def core() -> Any:
     reason = "needs an environment of its own: constraints-bioimageio.txt"
@@ -51,8 +68,8 @@ def package(core: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Written by a program of its own: tracing does not see through the tests' type checker."""
     file = tmp_path_factory.mktemp("package") / "model.zip"
     program = (
-        "import sys\nfrom test_bioimageio import CAMERA, make_predictor, save_bioimageio\n"
-        "save_bioimageio(make_predictor(), sys.argv[1], CAMERA)"
+        "import sys\nfrom test_bioimageio import CAMERA, make_certified, save_bioimageio\n"
+        "save_bioimageio(make_certified(), sys.argv[1], CAMERA)"
     )
     paths = os.pathsep.join([*sys.path, str(Path(__file__).parent)])
     done = subprocess.run([sys.executable, "-c", program, str(file)], capture_output=True,

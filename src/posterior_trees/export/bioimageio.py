@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from posterior_trees.assets import PAPER
 from posterior_trees.errors import InputError, MissingError, need
-from posterior_trees.export.onnx import OPSET, check, trace
+from posterior_trees.export.onnx import OPSET, Graph, check, trace
 from posterior_trees.imaging.adjust import Adjustment
 from posterior_trees.predictor import TreePredictor, evaluating
 from posterior_trees.store import write_bytes
@@ -34,12 +34,12 @@ LICENCES = {"CC0": "CC0-1.0", "CC BY-SA 3.0": "CC-BY-SA-3.0", "CC BY-NC 4.0": "C
 """SPDX names of terms that a model may state."""
 
 
-class Nodes(nn.Module):
+class Nodes(Graph):
     """The predictor as the format wants it: nodes as channels, and their probabilities."""
 
     def __init__(self, predictor: TreePredictor, gamma: float) -> None:
-        super().__init__()
-        self.predictor, self.gamma = predictor, gamma
+        super().__init__(predictor)
+        self.gamma = gamma
 
     def forward(self, y: Float[Tensor, "b 1 h w"]) -> tuple[Tensor, Tensor]:
         tree = self.predictor(y.pow(self.gamma) if self.gamma != 1 else y)

@@ -1,0 +1,113 @@
+"""docs/cells.md, from a plate to a table: its commands run, on a plate that is painted here."""
+
+import csv
+import runpy
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tifffile
+import torch
+import zarr
+from paint import paint_field, write_ome_tiff, write_plate
+from test_readme import ROOT, find_blocks
+
+from posterior_trees import cli
+
+PAGE = ROOT / "docs" / "cells.md"
+WELLS = [f"{row}/{column}" for row in "ABC" for column in range(1, 6)]
+QUICK = {"network.width": 6, "network.steps": 2, "tree.depth": 1, "training.epochs": 1,
+         "data.patch": 32, "data.test": 0.6, "training.picture_every": 0}  # fmt: skip
+"""What makes the page's recipe one of seconds."""
+
+
+def as_camera(field: np.ndarray) -> np.ndarray:
+    """Painted values where the page's levels expect them."""
+    return (field - np.uint16(7037)) // np.uint16(14) + np.uint16(150)
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder with what the page's reader has."""
+    folder = tmp_path_factory.mktemp("lab")
+    plate = write_plate(folder / "plate.ome.zarr", WELLS, 1, size=(96, 112))
+    for array in (zarr.open_array(plate / well / "0" / "0", mode="a") for well in WELLS):
+        array[...] = as_camera(np.asarray(array[...]))
+    (folder / "DIR").mkdir()
+    (folder / "DIR" / "plate.ome.zarr").symlink_to(plate)
+    (folder / "images").mkdir()
+    field = as_camera(paint_field(96, 112))
+    write_ome_tiff(folder / "field.ome.tif", field)
+    for wave, channel in (("w1", 0), ("w4", 1)):
+        tifffile.imwrite(folder / "images" / f"IXM_A01_s1_{wave}.tif", field[channel])
+    (recipe,) = (text for _, text in find_blocks(PAGE, "toml"))
+    (folder / "stain.toml").write_text(recipe)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        yield folder
+
+
+def commands() -> list[str]:
+    return [line for _, text in find_blocks(PAGE, "sh") for line in text.splitlines()]
+
+
+@pytest.mark.parametrize("command", commands())
+def test_every_command_of_the_page_runs(command: str, lab: Path, capsys) -> None:
+    words = shlex.split(command)
+    assert words[0] == "ptrees"
+    if words[1] == "train":
+        words += [word for key, value in QUICK.items() for word in ("--set", f"{key}={value}")]
+    code = 0
+    try:
+        cli.main(words[1:])
+    except SystemExit as ended:
+        code = int(ended.code or 0)
+    out, err = capsys.readouterr()
+    if "--bioimageio" in words and code:  # an environment of its own has it
+        assert "pip install" in err
+    else:
+        assert code == 0, err
+    if "--resume" in words:
+        assert "15 of 15 fields were done before" in err
+    if words[1] == "inspect":
+        assert "0 Hoechst, 1 Actin" in out or "YX, 96×112, uint16" in out
+
+
+def read_table(file: Path) -> list[dict[str, str]]:
+    with file.open(encoding="utf-8", newline="") as stream:
+        return list(csv.DictReader(stream))
+
+
+def test_the_plate_became_a_table(lab: Path) -> None:
+    """One row for each field, and for each label of its image; places in pixels of the input."""
+    fields, nuclei = (read_table(lab / "nuclei" / f"{name}.csv") for name in ("fields", "nuclei"))
+    assert [row["well"] for row in fields] == [well.replace("/", "") for well in WELLS]
+    assert {row["status"] for row in fields} == {"done"}
+    assert nuclei
+    for field in fields:
+        rows = [row for row in nuclei if row["file"] == field["file"]]
+        labels = tifffile.imread(lab / "nuclei" / f"{field['well']}_0.nuclei.tif")
+        assert labels.shape == (48, 56)
+        assert labels.dtype == np.uint16
+        assert sorted(np.unique(labels)[1:].tolist()) == [int(row["label"]) for row in rows]
+        for row in rows:
+            y, x = float(row["row"]), float(row["column"])
+            assert 0 <= y < 96
+            assert 0 <= x < 112
+            assert float(row["y_um"]) == pytest.approx(0.65 * y, abs=1e-3)
+    (more,) = read_table(lab / "more" / "fields.csv")
+    assert (more["well"], more["site"], more["status"]) == ("A01", "1", "done")
+
+
+def test_a_nucleus_is_the_same_if_half_of_the_union_is_shared(monkeypatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "reproduction" / "scripts")
+    matched = runpy.run_path(str(ROOT / "reproduction" / "scripts" / "count_f1.py"))["matched"]
+    truth, found = (torch.zeros(12, 30, dtype=torch.long) for _ in range(2))
+    truth[2:8, 2:8], truth[2:8, 20:26] = 1, 2
+    found[2:8, 2:8], found[2:8, 22:28] = 2, 1  # the second shares 24 of 48 pixels
+    assert matched(found, truth) == matched(truth, found) == 2
+    found[2:8, 22] = 0
+    assert matched(found, truth) == 1
+    assert matched(torch.zeros_like(truth), truth) == 0
