@@ -44,11 +44,17 @@ CHANGES = (
 """Noise, augmentation, clipping, plateau, balancer, average, calibration: what processes share."""
 
 
-def train_on_two(launcher: list[str], options: list[str], folder: Path, run: Path) -> str:
+def train_on_two(
+    launcher: list[str],
+    options: list[str],
+    folder: Path,
+    run: Path,
+    changes: tuple[str, ...] = CHANGES,
+) -> str:
     command = [sys.executable, *launcher, "-m", "posterior_trees", "train"]
     command += [str(folder / "blobs.toml"), "--data", str(folder), "--out", str(run)]
     command += ["--device", "cpu", *options]
-    command += [part for change in CHANGES for part in ("--set", change)]
+    command += [part for change in changes for part in ("--set", change)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     done = subprocess.run(
         command, env=environment, capture_output=True, text=True, timeout=240, check=False
@@ -57,7 +63,7 @@ def train_on_two(launcher: list[str], options: list[str], folder: Path, run: Pat
     return done.stderr
 
 
-def assert_close_runs(found: Path, expected: Path) -> None:
+def assert_close_runs(found: Path, expected: Path, is_balanced: bool = True) -> None:
     (one, facts), (other, other_facts) = (
         store.read(run / "state.safetensors") for run in (found, expected)
     )
@@ -68,7 +74,8 @@ def assert_close_runs(found: Path, expected: Path) -> None:
     for name in weights:
         torch.testing.assert_close(one[name], other[name], rtol=1e-4, atol=1e-5, msg=name)
     counts = [name for name in one if name.startswith("balancer/")]
-    assert {"balancer/conditional", "balancer/totals", "balancer/in_force"} <= set(counts)
+    assert {"balancer/conditional", "balancer/totals"} <= set(counts)
+    assert ("balancer/in_force" in counts) == is_balanced
     for name in counts:
         torch.testing.assert_close(one[name], other[name], rtol=1e-9, atol=1e-12, msg=name)
     assert facts["state"]["schedule"]["plateau"] == other_facts["state"]["schedule"]["plateau"]
@@ -81,12 +88,21 @@ def assert_close_runs(found: Path, expected: Path) -> None:
         assert line["leaf_usage"] == other_line["leaf_usage"]
 
 
+GROWING = (
+    "network.kind=growing", "network.levels=3", "network.c_init=2", "balancer.is_on=false",
+    "training.precision=64-true",
+)  # fmt: skip
+"""In float64: below a level that is new, siblings are so alike that rounding chooses among them."""
+
+
 @needs_gloo
-def test_torchrun_with_two_processes_trains_the_model_of_one(tmp_path, recipe, blob_folder):
-    fit(recipe(*CHANGES), tmp_path / "one", data=blob_folder, accelerator="cpu")
+@pytest.mark.parametrize("more", [(), GROWING], ids=["one pass", "growing"])
+def test_torchrun_with_two_processes_trains_the_model_of_one(tmp_path, recipe, blob_folder, more):
+    changes = (*CHANGES, *more)
+    fit(recipe(*changes), tmp_path / "one", data=blob_folder, accelerator="cpu")
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    train_on_two(launcher, [], blob_folder, tmp_path / "two")
-    assert_close_runs(tmp_path / "two", tmp_path / "one")
+    train_on_two(launcher, [], blob_folder, tmp_path / "two", changes)
+    assert_close_runs(tmp_path / "two", tmp_path / "one", is_balanced=not more)
 
 
 def test_other_devices_than_torchrun_has_processes_are_refused(recipe, monkeypatch):

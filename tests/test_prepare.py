@@ -60,6 +60,7 @@ def timed_as(monkeypatch, seconds_per_flop: float) -> None:
         ("measurement.kind=denoise",),
         ("measurement.kind=downsample",),
         ("network.kind=residual", "network.decoder=shared", "network.width=16"),
+        ("network.kind=growing", "network.width=16"),
         ("data.kind=pairs", "data.inputs=a", "data.targets=b", "measurement.kind=paired"),
     ],
 )

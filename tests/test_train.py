@@ -378,15 +378,21 @@ for choice in ("true", "false"):
 """
 
 
-def test_the_compiler_judges_a_batch_in_one_piece(tmp_path):
+ONE_PASS = (
+    "tree.depth=2", "loss.guided_epochs=1", "loss.focus=[0.25, 0.75, 0.25, 0.75]",
+    "loss.surprise=0.1", "loss.conscience=0.5", "loss.epsilon_start=0.5", "loss.features=shape",
+)  # fmt: skip
+GROWING = (
+    "network.kind=growing", "network.levels=3", "network.steps=2", "network.c_init=2",
+    "loss.surprise=0.1", "loss.epsilon_start=0.5", "loss.features=edges",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("options", [ONE_PASS, GROWING], ids=["one pass", "growing"])
+def test_the_compiler_judges_a_batch_in_one_piece(tmp_path, options):
     """Traced as one graph, run by torch itself, and plain tensors come out: torch 2.11 refuses a
     named tuple that was replaced. In a process without our checks of types, which the compiler
     cannot trace."""
-    options = (
-        "tree.depth=2", "loss.guided_epochs=1", "loss.focus=[0.25, 0.75, 0.25, 0.75]",
-        "loss.surprise=0.1", "loss.conscience=0.5", "loss.epsilon_start=0.5",
-        "loss.is_by_shape=true",
-    )  # fmt: skip
     command = [sys.executable, "-c", TRACED, str(tmp_path), *options]
     subprocess.run(command, check=True, cwd=Path(__file__).parents[1])
     plain = state_of(tmp_path / "false")
@@ -1185,14 +1191,18 @@ def stop_at(last: int):
 
 
 @pytest.mark.parametrize(
-    "save_seconds", [(0, 0, 0, 0, 0), (0, 1e9, 0, 1e9, 0), (1e9,) * 5], ids=str
-)
-def test_a_stopped_run_goes_on_bit_for_bit(tmp_path, recipe, images, save_seconds):
-    """With everything on: noise, augmentation, dropout, batch norm, balancer, average.
+    ("save_seconds", "more"),
+    [((0, 0, 0, 0, 0), ()), ((0, 1e9, 0, 1e9, 0), ()), ((1e9,) * 5, ()),
+     ((0, 1e9, 0, 1e9, 0), (*GROWING, "balancer.is_on=false"))],
+    ids=str,
+)  # fmt: skip
+def test_a_stopped_run_goes_on_bit_for_bit(tmp_path, recipe, images, save_seconds, more):
+    """With everything on: noise, augmentation, dropout, batch norm, balancer, average; and of a
+    network that grows, whose levels and regions are drawn.
 
     What a run did after its last save is done again, and its log lines are written again.
     """
-    changes = (*EVERYTHING, *FAST, "training.epochs=4")
+    changes = (*EVERYTHING, *FAST, "training.epochs=4", *more)
     train(recipe(*changes), tmp_path / "whole", images)
     for last, seconds in zip((0, 3, 4, 8, 10), save_seconds, strict=True):
         chosen = recipe(*changes, f"training.save_seconds={seconds}")

@@ -155,7 +155,7 @@ faces-train)
   lines=("$diffusion baselines faces64_conditional" "$diffusion baselines faces64_prior")
   for task in eyes mouth colorize; do
     apart="" # children by squared errors of the whole picture, as K-means has it
-    [ $task != mouth ] || apart="--set loss.is_by_shape=false --set 'loss.focus=[]'"
+    [ $task != mouth ] || apart="--set loss.features=pixels --set 'loss.focus=[]'"
     lines+=("$gan baselines faces64_cgan_$task" "trees faces64 recipes/faces_$task.toml --plain $apart \
       --set 'data.size=[64,64]' --set data.validation=0.1 $NETWORK ${!task}")
   done

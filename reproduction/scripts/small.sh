@@ -44,7 +44,7 @@ cats|cats_colorize|$CATS $SMALL
 shoes|shoes_from_edges|$SMALL
 cells|cells_actin_to_dna|$CELLS
 cells_free|cells_actin_to_dna|$CELLS loss.conscience=0
-cells_shape|cells_actin_to_dna|$CELLS loss.is_by_shape=true
+cells_shape|cells_actin_to_dna|$CELLS loss.features=shape
 cells_firm|cells_actin_to_dna|$CELLS network.dropout=0.3 optimizer.weight_decay=1
 digits|digits_inpaint|data.validation=0.05 network.c_init=3
 eyes_large|faces_eyes|$SIZE $MORE $EYES

@@ -8,10 +8,14 @@ from posterior_trees.data.registry import terms_of
 from posterior_trees.errors import InputError, RecipeError
 from posterior_trees.measure import Colorize, Denoise, Downsample, Inpaint, Measurement, Paired
 from posterior_trees.models.card import facts_of
+from posterior_trees.networks.node import NodeNetwork
 from posterior_trees.networks.residual import ResidualUNet
 from posterior_trees.networks.unet import UNet
-from posterior_trees.predictor import TreePredictor
+from posterior_trees.predictor import GrowingPredictor, TreePredictor
 from posterior_trees.recipe import Recipe
+from posterior_trees.recipe.sections import NetworkSpec
+
+Network = UNet | ResidualUNet | NodeNetwork
 
 
 def build_measurement(recipe: Recipe) -> Measurement:
@@ -53,7 +57,8 @@ def build_predictor(recipe: Recipe, device: str | torch.device = "cpu") -> TreeP
     measurement = build_measurement(recipe)
     with torch.device(device):
         network = build_network(recipe, measurement.channels(recipe.data.channels))
-    return TreePredictor(
+    make = GrowingPredictor if isinstance(network, NodeNetwork) else TreePredictor
+    return make(
         network,
         measurement.to(device),
         branching=recipe.tree.branching,
@@ -66,17 +71,28 @@ def build_predictor(recipe: Recipe, device: str | torch.device = "cpu") -> TreeP
     )
 
 
-def build_network(recipe: Recipe, in_channels: int) -> UNet | ResidualUNet:
+def build_network(recipe: Recipe, in_channels: int) -> Network:
     """The recipe's network with fresh weights, for images of `in_channels` channels."""
-    spec, num_leaves = recipe.network, recipe.tree.branching**recipe.tree.depth
-    ends = (in_channels, recipe.data.channels, num_leaves)
+    spec, channels, num_leaves = recipe.network, recipe.data.channels, recipe.tree.branching
+    if spec.kind == "growing":
+        in_channels += NodeNetwork.extra_channels(channels, spec.levels)
+        ends = (in_channels, channels, num_leaves)
+        return NodeNetwork(_build_trunk(spec, spec.trunk, ends, is_regional=True), spec.levels)
+    num_leaves **= recipe.tree.depth
+    return _build_trunk(spec, spec.kind, (in_channels, channels, num_leaves))
+
+
+def _build_trunk(
+    spec: NetworkSpec, kind: str, ends: tuple[int, int, int], is_regional: bool = False
+) -> UNet | ResidualUNet:
     shared: dict[str, Any] = {
-        "width": spec.width or spec.c_init * num_leaves,
+        "width": spec.width or spec.c_init * ends[-1],
         "dropout": spec.dropout,
         "head_norm": spec.head_norm,
         "head_dropout": spec.head_dropout,
+        "is_regional": is_regional,
     }
-    if spec.kind == "unet":
+    if kind == "unet":
         is_disjoint = spec.decoder == "disjoint"
         return UNet(
             *ends, steps=spec.steps, doublings=spec.doublings, is_disjoint=is_disjoint, **shared
@@ -101,6 +117,13 @@ def check_own(predictor: TreePredictor, recipe: Recipe) -> None:
         raise InputError(
             f"the predictor is a {type(predictor).__name__}; make a TreePredictor of it: "
             "wrap(network, features=…, channels=…, measurement=…)"
+        )
+    levels = predictor.network.levels if isinstance(predictor, GrowingPredictor) else 0
+    wanted_levels = recipe.network.levels if recipe.network.kind == "growing" else 0
+    if levels != wanted_levels:
+        raise InputError(
+            f"the predictor grows {levels} levels and the recipe {wanted_levels} (0: in one pass): "
+            'set network.kind="growing" and network.levels as wrap\'s levels'
         )
     tree = (recipe.tree.branching,) * recipe.tree.depth
     if predictor.branching != tree and len(set(predictor.branching)) <= 1:

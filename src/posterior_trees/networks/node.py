@@ -20,6 +20,7 @@ class NodeNetwork(nn.Module):
     def __init__(self, trunk: nn.Module, levels: int) -> None:
         super().__init__()
         self.trunk, self.levels = trunk, levels
+        self.multiple = getattr(trunk, "multiple", 1)
 
     @staticmethod
     def extra_channels(channels: int, levels: int) -> int:

@@ -17,7 +17,8 @@ def open_part(
     measurement: Measurement, image: Float[Tensor, "b c h w"]
 ) -> Float[Tensor, "b 1 h w"]:
     """1 where the measurement leaves something open."""
-    share = torch.as_tensor(measurement.open_share, dtype=image.dtype, device=image.device)
+    share = measurement.open_share
+    share = share.to(image) if isinstance(share, Tensor) else image.new_full((), share)
     is_open = (share > 0).to(image.dtype).expand(*image.shape[-3:])
     return is_open.amax(dim=0)[None, None].expand(len(image), -1, -1, -1)
 

@@ -9,6 +9,7 @@ inside the checkpoint; those of earlier versions are read as what they were.
 import dataclasses
 import difflib
 import json
+import re
 import tomllib
 from dataclasses import dataclass, field
 from os import PathLike
@@ -19,9 +20,11 @@ from posterior_trees.errors import RecipeError
 from posterior_trees.recipe.section import bare_type, convert, types_of
 from posterior_trees.recipe.sections import (
     BEFORE,
+    FEATURES,
     MOST_LEAVES,
     RENAMED,
     RETIRED,
+    SAID,
     BalancerSpec,
     Channel,
     DataSpec,
@@ -35,7 +38,8 @@ from posterior_trees.recipe.sections import (
 )
 from posterior_trees.recipe.tasks import TASKS
 
-SIZES = {"kind", "c_init", "width", "steps", "doublings", "decoder", "multipliers", "blocks"}
+SIZES = {"kind", "trunk", "c_init", "width", "steps", "doublings", "decoder", "multipliers",
+         "blocks"}  # fmt: skip
 """Keys of [network] by which it is named; without any, `ptrees train` chooses one."""
 
 
@@ -79,7 +83,10 @@ def read_text(file: str | PathLike[str], example: str) -> str:
 def names_network(file: str | PathLike[str], changes: tuple[str, ...] | list[str] = ()) -> bool:
     """Whether a recipe file, its task or the changes say how large the network is to be."""
     table = parse_table(read_text(file, "recipes/"), changes, str(file))
-    return table.get("task") in TASKS or not SIZES.isdisjoint(table.get("network", {}))
+    network = dict(table.get("network", {}))
+    if network.get("kind") == "growing":  # that says what it does, not how large it is
+        del network["kind"]
+    return table.get("task") in TASKS or not SIZES.isdisjoint(network)
 
 
 def parse_recipe(
@@ -126,7 +133,8 @@ def parse_resolved(text: str, origin: str) -> Recipe:
     for old, new in RENAMED.items():
         section, name = old.split(".")
         if name in table.get(section, {}):
-            table[section][new.split(".")[1]] = table[section].pop(name)
+            found = table[section].pop(name)
+            table[section][new.split(".")[1]] = SAID.get(old, {}).get(str(found), found)
     for old, value in RETIRED.items():
         section, name = old.split(".")
         found = table.get(section, {}).pop(name, value)
@@ -169,7 +177,11 @@ def check(recipe: Recipe) -> None:
             f"{leaves} leaves, at most {MOST_LEAVES} are built"
         )
     _check_focus(recipe.loss.focus)
-    _check_surprise(recipe.loss.surprise, recipe.tree.depth)
+    _check_features(recipe.loss.features)
+    is_growing = recipe.network.kind == "growing"
+    _check_surprise(recipe.loss.surprise, 1 if is_growing else recipe.tree.depth)
+    if is_growing:
+        _check_growing(recipe)
     _check_together(recipe)
 
 
@@ -179,6 +191,32 @@ def _check_focus(focus: tuple[float, ...]) -> None:
         raise RecipeError(
             f"loss.focus is {list(focus)}; write [top, bottom, left, right] as shares of "
             "height and width, such as [0.5, 1.0, 0.25, 0.75], or [] for the whole picture"
+        )
+
+
+def _check_features(features: str) -> None:
+    if features not in FEATURES and not re.fullmatch(r"\w+(\.\w+)*:\w+", features):
+        raise RecipeError(
+            f"loss.features is {features!r}; choose one of {', '.join(map(repr, FEATURES))}, or "
+            "write module:function"
+        )
+
+
+def _check_growing(recipe: Recipe) -> None:
+    """Refuse what counts or guides the leaves of one tree: a growing network learns single nodes,
+    each for a region of its own."""
+    loss = recipe.loss
+    asked = {
+        "balancer.is_on=false": recipe.balancer.is_on,
+        "loss.guided_epochs=0": loss.guided_epochs,
+        "loss.conscience=0": loss.conscience,
+        "loss.focus=[]": loss.focus,
+    }
+    if wrong := [wish for wish, is_asked in asked.items() if is_asked]:
+        raise RecipeError(
+            'network.kind is "growing": it learns single nodes, each for a region of its own, and '
+            "there is no one tree whose leaves could be counted or guided, no one part to look at. "
+            f"Set {', '.join(wrong)}"
         )
 
 
@@ -216,10 +254,12 @@ def _check_together(recipe: Recipe) -> None:
             "training.precision=bf16-mixed or 32-true, or optimizer.clip=0"
         )
     is_disjoint = recipe.tree.depth > 0 and recipe.network.decoder == "disjoint"
-    if recipe.network.kind == "residual" and is_disjoint:
+    network = recipe.network
+    key = "trunk" if network.kind == "growing" else "kind"
+    if getattr(network, key) == "residual" and is_disjoint:
         raise RecipeError(
-            'network.kind "residual" has one decoder for all leaves: set network.decoder="shared", '
-            'or network.kind="unet"'
+            f'network.{key} "residual" has one decoder for all leaves: set '
+            f'network.decoder="shared", or network.{key}="unet"'
         )
     if recipe.measurement.kind == "paired" and recipe.data.kind not in ("pairs", "edges"):
         raise RecipeError('measurement.kind "paired" needs data.kind "pairs" or "edges"')

@@ -110,7 +110,8 @@ class TreeSpec(Section):
     branching: Annotated[int, Meta(ge=2, le=4096)] = 3
     """K, children per node, at least 2"""
     depth: Annotated[int, Meta(ge=0, le=12)] = 2
-    """d, levels below the root; 0 is a plain MSE estimator. The network has K^d leaves"""
+    """d, levels below the root; 0 is a plain MSE estimator. The network has K^d leaves; a growing
+    one grows so many at once"""
 
 
 @dataclass(frozen=True)
@@ -122,9 +123,14 @@ class NetworkSpec(Section):
     size of the pictures and the machine. It is told, and kept in the run's recipe.
     """
 
-    kind: Literal["unet", "residual"] = "unet"
+    kind: Literal["unet", "residual", "growing"] = "unet"
     """`unet` (the paper's), or `residual`: residual blocks and attention, the network of the
-    diffusion baselines without their noise level; it needs `decoder = "shared"`"""
+    diffusion baselines without their noise level; it needs `decoder = "shared"`. `growing`: its
+    `trunk` is asked node by node, for trees that grow where one looks (`predictor.begin`)"""
+    trunk: Literal["unet", "residual"] = "unet"
+    """growing: which network is asked; it emits the K children of a node"""
+    levels: Annotated[int, Meta(ge=1, le=32)] = 6
+    """growing: for how many levels below the root it is trained"""
     c_init: Annotated[int, Meta(ge=1, le=4096)] = 4
     """channels per leaf at the first level; the paper uses 4 and 8"""
     width: Annotated[int, Meta(ge=0, le=65_536)] = 0
@@ -181,9 +187,13 @@ class LossSpec(Section):
     focus: Annotated[tuple[float, ...], MANY] = ()
     """`[top, bottom, left, right]` of a part of the picture, as shares of its height and width:
     children are told apart by this part alone, and learn the whole picture; `[]`: by all pixels"""
-    is_by_shape: bool = False
-    """`true`: shapes tell children apart, those of the part or of the whole picture: in grey,
-    without what a level and a slope explain; colours and light are left to each child to average"""
+    features: str = "pixels"
+    """what tells children apart: `pixels`; `shape`, in grey and without what a level and a slope
+    explain, so that colours and light are left to each child to average; `edges`; or
+    `module:function`, your own, of images (n, c, h, w). Each of the part, or of the picture"""
+    regions: Annotated[float, Meta(ge=0, le=1)] = 0.5
+    """growing: share of the pictures whose children are told apart by a part of what is open, drawn
+    anew in every step (a box, a blob or a stroke of any size); the others' by all of it"""
     surprise: Annotated[tuple[float, ...], MANY] = (0.0,)
     """a number, or one for each level: what a child's surprise, −ln of its probability among its
     siblings, costs it when the truth chooses whom to teach, in units of the root's squared error: a
@@ -272,14 +282,19 @@ class TrainingSpec(Section):
     """images per batch outside training"""
 
 
+FEATURES = ("pixels", "shape", "edges")
+"""Those of `loss.features` that have a name."""
 MOST_LEAVES = 4096
 """Leaves of a tree."""
 RENAMED = {
     "loss.seeds": "loss.guided_epochs",
     "loss.rate": "loss.surprise",
     "training.ema": "training.average_half_life",
+    "loss.is_by_shape": "loss.features",
 }
 """Keys of stored recipes by the names they have now."""
+SAID = {"loss.is_by_shape": {"False": "pixels", "True": "shape"}}
+"""… and what their values are called now, where that changed, too."""
 RETIRED = {
     "network.head_layers": 3,
     "network.is_head_detached": False,

@@ -17,8 +17,9 @@ from posterior_trees.data.memory import free_bytes
 from posterior_trees.errors import RecipeError
 from posterior_trees.loss import probability_loss, tree_loss
 from posterior_trees.models.build import build_predictor
-from posterior_trees.predictor import TreePredictor
+from posterior_trees.predictor import GrowingPredictor, TreePredictor
 from posterior_trees.recipe import Recipe
+from posterior_trees.training.growing import practise
 
 STEPS = 6
 """Steps of which the fastest counts, after a first one: others may use the machine."""
@@ -77,7 +78,8 @@ def step(predictor: TreePredictor, x: Tensor, optimizer: torch.optim.Optimizer |
     """The work of a training step on pictures x (their measurements, for pairs, are made up)."""
     measurement = predictor.measurement
     made_up = x[:, :1].repeat(1, measurement.channels(predictor.channels), 1, 1)
-    tree = predictor(predictor.measure(x) if measurement.is_computable else made_up)
+    y = predictor.measure(x) if measurement.is_computable else made_up
+    tree = practise(predictor, x, y) if isinstance(predictor, GrowingPredictor) else predictor(y)
     (tree_loss(tree, x, 0.5) + probability_loss(tree, x)).mean().backward()
     if optimizer is not None:
         optimizer.step()

@@ -22,7 +22,7 @@ from posterior_trees.networks.head import Leaves
 from posterior_trees.predictor import TreePredictor
 from posterior_trees.recipe import Recipe
 from posterior_trees.training.association.conscience import Conscience, strength_at
-from posterior_trees.training.association.focus import Part
+from posterior_trees.training.association.features import Part
 from posterior_trees.training.association.rules import rules_of
 from posterior_trees.training.association.starts import Starts
 from posterior_trees.training.devices import gather_leaves, sum_over_processes
@@ -71,7 +71,7 @@ class Learner:
         self.beta = spec.cross_entropy_weight
         *_, strength, is_guided = self.numbers
         self.conscience = Conscience(predictor.branching, strength)
-        part = Part(spec.focus, spec.is_by_shape)
+        part = Part(spec.focus, spec.features)
         self.starts = Starts(predictor.branching, is_guided, part)
         self.rules = rules_of(spec, self.conscience, self.starts)
 
@@ -87,7 +87,11 @@ class Learner:
         if not self.is_ready:
             self._prepare(x)
         self._set_numbers(step)
-        return self._learn(x, y, weights)
+        return self._learn(x, y, weights, *self._draw(step, len(x)))
+
+    def _draw(self, step: int, count: int) -> tuple[Tensor, ...]:
+        """What else a step needs, of random numbers."""
+        return ()
 
     def _prepare(self, x: Float[Tensor, "b *shape"]) -> None:
         """What depends on the size of the images, before the first batch."""
@@ -131,13 +135,11 @@ class Learner:
             if isinstance(group["lr"], Tensor):
                 group["lr"] = place
 
-    def _learn(self, x: Tensor, y: Tensor, weights: Tensor) -> Tensor:
+    def _learn(self, x: Tensor, y: Tensor, weights: Tensor, *drawn: Tensor) -> Tensor:
         """Forward, backward, optimiser, running average, and what is to be noted."""
         epsilon, share, *_ = self.numbers[-4:]
         self.wrapped.train()
-        with plain_way_back():
-            leaves = self.wrapped(self.predictor.view(y))
-        total, sums, leaf, taught = self._judge(leaves, x, y, weights, epsilon)
+        total, sums, leaf, taught = self._teach(x, y, weights, epsilon, *drawn)
         self.fabric.backward(total)
         if self.recipe.optimizer.clip:
             self.fabric.clip_gradients(
@@ -147,6 +149,14 @@ class Learner:
         self.optimizer.zero_grad(set_to_none=True)
         self.average.update(share)
         return self._note(sums, leaf, taught)
+
+    def _teach(
+        self, x: Tensor, y: Tensor, weights: Tensor, epsilon: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """One pass of the network, and what `_judge` says of it."""
+        with plain_way_back():
+            leaves = self.wrapped(self.predictor.view(y))
+        return self._judge(leaves, x, y, weights, epsilon)
 
     def _note(self, sums: Tensor, leaf: Tensor, taught: Tensor) -> Tensor:
         """Take note of a batch, of all processes together; returns the leaves its images reach."""

@@ -33,10 +33,12 @@ def objective(
     x: Float[Tensor, "b *shape"],
     epsilon: float | int | Tensor = 0.0,
     rules: Sequence[Rule] = (),
+    errors: Sequence[Float[Tensor, "b _"]] | None = None,
 ) -> Objective:
     """The truth *reaches* the nearest children, which the probabilities learn, and *teaches* those
-    whose images learn: without `rules` the same ones."""
-    errors = reached = taught = tree.errors(x)
+    whose images learn: without `rules` the same ones. `errors` are what nodes pay, if not their
+    squared errors."""
+    errors = reached = taught = tree.errors(x) if errors is None else errors
     for rule in rules:
         taught = rule.adjust(tree, x, taught)
         reached = rule.adjust(tree, x, reached) if rule.leads else reached

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from posterior_trees.errors import InputError
 from posterior_trees.fast.compiling import compiled
+from posterior_trees.networks import NodeNetwork
 from posterior_trees.recipe import Recipe
 from posterior_trees.recipe.sections import OptimizerSpec
 
@@ -77,12 +78,18 @@ class Average:
             self.values[name].copy_(tensor)
 
 
+def trunk_of(network: nn.Module) -> nn.Module:
+    """What of a growing network has weights."""
+    return network.trunk if isinstance(network, NodeNetwork) else network
+
+
 def output_layers(network: nn.Module) -> tuple[str, ...]:
     """Prefixes of the layers no normalisation follows, which must not decay.
 
     What makes a leaf's image would shrink while the leaf wins nothing, and it would never win; the
     logits of the probabilities would shrink towards equal ones, and be under-confident.
     """
+    network = trunk_of(network)
     linear = [name for name, part in network.named_modules() if isinstance(part, nn.Linear)]
     in_head = [name for name in linear if name.startswith("head.")]
     return ("to_image.", *[f"{name}." for name in in_head[-1:]])
@@ -90,7 +97,7 @@ def output_layers(network: nn.Module) -> tuple[str, ...]:
 
 def make_optimizer(recipe: Recipe, network: nn.Module, device: torch.device):
     """Two learning rates: the network's and the probability head's (App. A.3)."""
-    spec = recipe.optimizer
+    spec, network = recipe.optimizer, trunk_of(network)
     outputs = output_layers(network)
     groups: dict[tuple[float, float], list[nn.Parameter]] = {}
     for name, parameter in network.named_parameters():

@@ -22,6 +22,8 @@ with few unknowns: Newton's method finds its minimum in a few steps.
 The result goes into the last linear layer, $W \leftarrow sW$ and $w \leftarrow sw + c$: the file
 and the prediction are those of any other model. Leaves stay the same. Their ancestors, being means
 weighted by $\alpha$, move a little, and with them the path of a truth half-way between two of them.
+Of a growing network it is the children's logits at all nodes on the truths' paths, in regions as in
+training, that one strength and K offsets are fitted to.
 
 Deviation: the paper leaves the probabilities as trained. Off unless `training.calibrate` is true.
 (What `ptrees calibrate` makes are guarantees, of another kind: `guarantee/`.)
@@ -39,8 +41,9 @@ from posterior_trees.data import ImageSet, find_groups, measured_batch
 from posterior_trees.errors import RunError
 from posterior_trees.evaluation.score import score
 from posterior_trees.models.checkpoint import load_weights, read_tensors, save_model
-from posterior_trees.predictor import TreePredictor
+from posterior_trees.predictor import GrowingPredictor, TreePredictor
 from posterior_trees.recipe import Recipe
+from posterior_trees.training.growing import choices
 from posterior_trees.training.run import Run, read_log
 
 FOLDS = 5
@@ -188,7 +191,8 @@ def find_logits(predictor: TreePredictor, y: Float[Tensor, "b *shape"]) -> nn.Li
     ]
     try:
         with torch.inference_mode():
-            log_probs = predictor.eval()(y).log_probs[-1]
+            level = 1 if isinstance(predictor, GrowingPredictor) else -1
+            log_probs = predictor.eval()(y).log_probs[level]
     finally:
         for hook in hooks:
             hook.remove()
@@ -241,8 +245,11 @@ def calibrate(predictor: TreePredictor, images: ImageSet, recipe: Recipe) -> dic
     layer = find_layer(predictor, images, recipe.seed)
     options = {"batch_size": recipe.training.evaluation_batch, "seed": recipe.seed}
     before = after = score(predictor, images, **options)
-    log_probs = before["probs"].double().clamp_min(torch.finfo(torch.float32).tiny).log()
-    found = choose(log_probs, before["leaf"])
+    if isinstance(predictor, GrowingPredictor):
+        found = choose(*choices(predictor, images, recipe))
+    else:
+        log_probs = before["probs"].double().clamp_min(torch.finfo(torch.float32).tiny).log()
+        found = choose(log_probs, before["leaf"])
     if found.strength != 1 or found.offsets.any():
         kept = layer.weight.detach().clone(), layer.bias.detach().clone()
         found.fold_into(layer)
@@ -251,7 +258,7 @@ def calibrate(predictor: TreePredictor, images: ImageSet, recipe: Recipe) -> dic
             with torch.no_grad():
                 layer.weight.copy_(kept[0])
                 layer.bias.copy_(kept[1])
-            found, after = unchanged(predictor.num_leaves), before
+            found, after = unchanged(len(found.offsets)), before
     record = {"strength": found.strength, "offsets": found.offsets.tolist(), "images": len(images)}
     return {**record, **_means(before, "before"), **_means(after, "after")}
 

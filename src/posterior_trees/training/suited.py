@@ -66,6 +66,7 @@ def with_width(recipe: Recipe, width: int, size: tuple[int, ...]) -> Recipe:
     """The recipe with such a network, and what else its [network] says."""
     halvings = min(max(round(log2(min(size[-2:]) / DEEPEST)), 1), 6)
     network = dataclasses.replace(
-        recipe.network, kind="unet", decoder="shared", width=width, steps=halvings, doublings=2
-    )
+        recipe.network, decoder="shared", width=width, steps=halvings, doublings=2,
+        kind="growing" if recipe.network.kind == "growing" else "unet",
+    )  # fmt: skip
     return dataclasses.replace(recipe, network=network)

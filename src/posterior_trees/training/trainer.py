@@ -36,6 +36,7 @@ from posterior_trees.seeding import seed_device
 from posterior_trees.training.association.starts import IMAGES
 from posterior_trees.training.devices import make_fabric
 from posterior_trees.training.feed import Feed
+from posterior_trees.training.growing import GrowingLearner
 from posterior_trees.training.health import Health, idle_options, warn_of_deafness
 from posterior_trees.training.learn import Learner
 from posterior_trees.training.probabilities import calibrate_run, describe_order, find_layer
@@ -112,8 +113,11 @@ class Trainer:
             processes=fabric.world_size,
         )
         self.steps_per_epoch, self.balancer = self.feed.steps_per_epoch, self.feed.balancer
-        self.health = Health(predictor.num_leaves, fabric.device, recipe.balancer.is_on)
-        self.learner = Learner(recipe, self.predictor, fabric, self.steps_per_epoch, self.health)
+        is_growing = recipe.network.kind == "growing"
+        leaves = recipe.tree.branching if is_growing else predictor.num_leaves
+        self.health = Health(leaves, fabric.device, recipe.balancer.is_on or is_growing)
+        make = GrowingLearner if is_growing else Learner
+        self.learner = make(recipe, self.predictor, fabric, self.steps_per_epoch, self.health)
         self.total_steps = self.learner.total_steps
         self.step, self.seconds, self.saved_at = 0, 0.0, time.monotonic()
         self.best = math.inf

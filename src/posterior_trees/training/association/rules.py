@@ -29,7 +29,7 @@ class Rule(Protocol):
 def rules_of(spec: LossSpec, conscience: Conscience, starts: Starts) -> tuple[Rule, ...]:
     """In the order in which they apply: what is compared, at which price, and who leads."""
     asked: tuple[tuple[object, Rule], ...] = (
-        (spec.focus or spec.is_by_shape, starts.part),
+        (spec.focus or spec.features != "pixels", starts.part),
         (spec.conscience, conscience),
         (any(spec.surprise), Surprise(spec.surprise)),
         (spec.guided_epochs, starts),

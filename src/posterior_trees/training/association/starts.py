@@ -12,7 +12,7 @@ $$ \overline{(r - c_{nk})^2}, $$
 
 whatever the network's children show, and they learn what it brings. Then the nearest child takes
 over, as Lloyd's steps follow the choice of centres. $r$ is averaged over squares of pixels: a
-centre is a mean, and knows no detail. With `loss.focus` it is that of a part (`focus.py`).
+centre is a mean, and knows no detail. With `loss.focus` it is that of a part (`features.py`).
 
 Deviation: the paper leaves it to the annealing. Off unless `loss.guided_epochs` is above 0.
 """
@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from posterior_trees.clustering import hierarchical_kmeans
-from posterior_trees.training.association.focus import Part
+from posterior_trees.training.association.features import Part
 from posterior_trees.tree import Tree, level_sizes
 
 SIDE = 32

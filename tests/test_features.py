@@ -3,11 +3,19 @@
 import pytest
 import torch
 from tiny import make_tree
+from torch.nn import functional
 
 from posterior_trees import grow
 from posterior_trees.data import ImageSet
 from posterior_trees.errors import RecipeError
-from posterior_trees.training.association.focus import Part, inside, without_light
+from posterior_trees.training.association.features import (
+    Inside,
+    Part,
+    edges,
+    eyes_of,
+    inside,
+    without_light,
+)
 from posterior_trees.training.objective import objective
 from posterior_trees.training.trainer import fit
 
@@ -69,10 +77,53 @@ def test_nodes_in_another_light_or_colour_are_as_near() -> None:
     lit, colour = x.clone(), torch.rand(32, 8, 8, generator=seeded())
     lit[..., :4, 4:] += 0.2 + torch.linspace(0, 0.5, 4)
     lit[:, 0], lit[:, 1] = lit[:, 0] + colour, lit[:, 1] - colour
-    as_it_was, now = (errors_in(tree, truth, PART, True) for truth in (x, lit))
+    as_it_was, now = (errors_in(tree, truth, PART, "shape") for truth in (x, lit))
     for before, after in zip(as_it_was, now, strict=True):
         assert torch.allclose(before, after, atol=1e-5)
     assert not torch.allclose(errors_in(tree, x, PART)[2], errors_in(tree, lit, PART)[2])
+
+
+def test_edges_are_what_changes_from_pixel_to_pixel() -> None:
+    x = torch.rand(2, 3, 5, 7, generator=seeded())
+    down, across = edges(x).unbind(dim=-3)
+    grey = x.mean(dim=1)
+    assert torch.equal(down[:, :-1], grey[:, 1:] - grey[:, :-1])
+    assert torch.equal(across[..., :-1], grey[..., 1:] - grey[..., :-1])
+    assert not down[:, -1].any()
+    assert not across[..., -1].any()
+    torch.testing.assert_close(edges(x + 0.3), edges(x))
+
+
+def soft_threshold(images: torch.Tensor) -> torch.Tensor:
+    """Features of one's own, at half the size."""
+    assert images.ndim == 4
+    return functional.avg_pool2d(torch.sigmoid(10 * (images - 0.5)), 2)
+
+
+def test_features_of_ones_own_tell_children_apart(recipe) -> None:
+    tree, x = make_tree(32, 8)
+    chosen = recipe(f"loss.features={__name__}:soft_threshold").loss
+    own = tree.map_images(Part((), chosen.features).of).errors(soft_threshold(x))
+    assert own[2].shape == (32, 9)
+    found = errors_in(tree, x, (), chosen.features)
+    for mine, theirs in zip(found, own, strict=True):
+        assert torch.equal(mine, theirs)
+    assert not torch.equal(tree.winners(found)[1], tree.winners(tree.errors(x))[1])
+    everything = torch.ones(32, 1, 8, 8, dtype=x.dtype)
+    inside_all = Inside(everything, eyes_of(chosen.features)).adjust(tree, x, found)
+    torch.testing.assert_close(inside_all[2], found[2])
+
+
+@pytest.mark.parametrize("features", ["pixel", "os.path", "a b:c"])
+def test_features_that_are_none_are_refused(recipe, features) -> None:
+    with pytest.raises(RecipeError, match=r"loss\.features is .*'pixels', 'shape', 'edges'"):
+        recipe(f"loss.features={features}")
+
+
+@pytest.mark.parametrize("features", ["nowhere:function", "torch:nothing"])
+def test_features_that_are_not_found_are_named(features) -> None:
+    with pytest.raises(RecipeError, match=f"'{features}': .* Write module:function"):
+        eyes_of(features)
 
 
 @pytest.mark.parametrize("seeds", [0, 2])
@@ -115,19 +166,19 @@ def test_children_do_not_differ_in_the_light(tmp_path, recipe, seeds) -> None:
                "network.c_init=4", "loss.epsilon_start=2", "loss.epsilon_scale=0.5",
                "loss.focus=[0.0, 0.5, 0.0, 1.0]", f"loss.guided_epochs={seeds}")  # fmt: skip
 
-    def differences(is_by_shape: str) -> tuple[float, float]:
+    def differences(features: str) -> tuple[float, float]:
         """Of two leaves: around the spot, and in it beyond that."""
-        chosen = recipe(*changes, f"loss.is_by_shape={is_by_shape}")
-        run = tmp_path / is_by_shape
+        chosen = recipe(*changes, f"loss.features={features}")
+        run = tmp_path / features
         predictor = fit(chosen, run, images=(images, None), accelerator="cpu")
         apart = predictor(predictor.measure(x[:1])).leaves[0].diff(dim=0)[0, 0, :4]
         around = torch.cat([apart[:, :2], apart[:, 6:]]).mean()
         return around.abs().item(), (apart[1:3, 3:5].mean() - around).abs().item()
 
-    light, spot = differences("false")
+    light, spot = differences("pixels")
     assert light > 0.35
     assert spot < 0.15
-    light, spot = differences("true")
+    light, spot = differences("shape")
     assert light < 0.2
     assert spot > 0.2
 
