@@ -14,7 +14,6 @@ PORT = 8765
 
 
 def add(commands: Any) -> None:
-    """Register the command with the subparsers of `ptrees`."""
     parser = commands.add_parser("explore", help="walk trees of your own pictures in a browser")
     add_model(parser)
     parser.add_argument(

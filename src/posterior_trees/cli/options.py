@@ -18,7 +18,6 @@ def count(text: str) -> int:
 
 
 def device(text: str) -> str:
-    """The type of `--device`."""
     if not re.fullmatch(r"cuda(:\d+)?|mps|cpu", text):
         raise argparse.ArgumentTypeError(f"is {text}; it is cuda, cuda:1, mps or cpu")
     return text

@@ -16,11 +16,9 @@ from collections.abc import Mapping, Sequence
 from importlib import resources
 from os import PathLike
 from pathlib import Path
+from typing import Any
 
-from jaxtyping import Float
-from torch import Tensor
-
-from posterior_trees.explore.content import SCHEMA, Measure, describe_trees
+from posterior_trees.explore.content import SCHEMA, describe_trees
 from posterior_trees.store import write_bytes
 from posterior_trees.tree import Tree
 
@@ -52,29 +50,19 @@ SERVED_POLICY = (
 def page(
     trees: Tree,
     *,
-    inputs: Float[Tensor, "_ _ _ _"] | None = None,
-    truths: Float[Tensor, "_ _ _ _"] | None = None,
-    names: Sequence[str] | None = None,
     title: str = "Posterior trees",
     model_card: Mapping[str, object] | None = None,
-    rivals: Mapping[str, Tree] | None = None,
-    measures: Mapping[str, Measure] | None = None,
+    **options: Any,
 ) -> str:
-    """The explorer of these trees as one HTML text.
-
-    `inputs` are the measurements y, `truths` the clean images x if they are known; the page hides
-    them until the reader asks. `model_card` may hold any words for the footer, such as `name`,
-    `citation` and `attribution`. `rivals` are other methods' trees of the same inputs, shown beside
-    ours. `measures` are functions of an image `(c, h, w)`, shown as distributions over the leaves.
-    """
-    examples = describe_trees(
-        trees, inputs=inputs, truths=truths, names=names, rivals=rivals, measures=measures
-    )
+    """The explorer of these trees as one HTML text; the other options are those of
+    `describe_trees`. `model_card` may hold any words for the footer, such as `name`, `citation` and
+    `attribution`."""
+    examples = describe_trees(trees, **options)
     content = frame_content(trees.branching, trees.shape[1:], title, model_card)
     return inline_page(content | {"examples": examples})
 
 
-def save_page(file: str | PathLike[str], trees: Tree, **options) -> None:
+def save_page(file: str | PathLike[str], trees: Tree, **options: Any) -> None:
     """Write `page` to a file; the options are those of `page`."""
     write_bytes(Path(file), page(trees, **options).encode())
 
@@ -120,7 +108,6 @@ def served_page(content: dict) -> str:
 
 
 def static(file: str) -> str:
-    """A file of the page's own."""
     folder = resources.files("posterior_trees.explore") / "static"
     return (folder / file).read_text(encoding="utf-8")
 

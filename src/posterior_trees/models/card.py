@@ -76,7 +76,6 @@ def card_of(recipe: Recipe) -> dict[str, str]:
 
 
 def describe_task(recipe: Recipe) -> str:
-    """What the recipe's measurement does."""
     spec = recipe.measurement
     if spec.kind == "inpaint" and len(spec.rows) == len(spec.columns) == len(spec.of) == 2:
         parts = []

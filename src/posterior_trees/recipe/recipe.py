@@ -70,7 +70,6 @@ def read_recipe(file: str | PathLike[str], changes: tuple[str, ...] | list[str] 
 
 
 def read_text(file: str | PathLike[str], example: str) -> str:
-    """The text of a TOML file."""
     path = Path(file)
     if not path.is_file():
         raise RecipeError(f"there is no recipe {path}; recipes are TOML files such as {example}")
