@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -82,10 +83,10 @@ def test_a_full_disk_leaves_the_old_file_and_no_litter(tmp_path, monkeypatch, mo
     file = tmp_path / "state.safetensors"
     store.write(file, {"x": torch.tensor(1)}, {"old": True})
     if moment == "open":
-        monkeypatch.setattr(store.tempfile, "mkstemp", lambda **_: no_space())
+        monkeypatch.setattr(Path, "open", no_space)
     elif moment == "write":
-        real = os.fdopen
-        monkeypatch.setattr(store.os, "fdopen", lambda fd, mode: FullDisk(real(fd, mode)))
+        real = Path.open
+        monkeypatch.setattr(Path, "open", lambda path, mode: FullDisk(real(path, mode)))
     else:
         monkeypatch.setattr(store.os, {"flush": "fsync", "rename": "replace"}[moment], no_space)
     with pytest.raises(
@@ -109,13 +110,13 @@ def test_a_kill_in_the_middle_of_a_write_leaves_the_old_file(tmp_path):
         "from pathlib import Path\n"
         "from posterior_trees import store\n"
         "class Half:\n"
-        "    def __init__(self, fd, mode): self.fd = fd\n"
+        "    def __init__(self, path, mode): self.fd = os.open(path, os.O_WRONLY | os.O_CREAT)\n"
         "    def __enter__(self): return self\n"
         "    def __exit__(self, *exception): pass\n"
         "    def write(self, content):\n"
         "        os.write(self.fd, content[: len(content) // 2])\n"
         "        os.kill(os.getpid(), signal.SIGKILL)\n"
-        "store.os.fdopen = Half\n"
+        "Path.open = lambda path, mode: Half(path, mode)\n"
         f"store.write_bytes(Path({str(file)!r}), b'x' * 100)\n"
     )
     done = subprocess.run([sys.executable, "-c", program], check=False)

@@ -107,6 +107,16 @@ def assert_same_run(found: Path, expected: Path) -> None:
     assert log_of(found) == log_of(expected)
 
 
+def assert_stops_change_nothing(chosen, folder: Path, images, stops: tuple[int, ...]) -> None:
+    """A run that ended after some steps, and went on, is that which never stopped."""
+    train(chosen, folder / "whole", images)
+    for last in stops:
+        with pytest.raises(StoppedError):
+            train(chosen, folder / "parts", images, watch=stop_at(last))
+    train(chosen, folder / "parts", images)
+    assert_same_run(folder / "parts", folder / "whole")
+
+
 @pytest.fixture
 def images(blobs) -> tuple[ImageSet, ImageSet]:
     return blobs(24), blobs(8, seed=1)
@@ -1221,12 +1231,7 @@ def test_a_plateau_and_the_best_model_are_remembered(tmp_path, recipe, images, m
     real = module.validate
     monkeypatch.setattr(module, "validate", lambda *a: {**real(*a), "val_loss": 1.0})
     chosen = recipe("optimizer.patience=1", "training.save_seconds=0", "training.epochs=5")
-    train(chosen, tmp_path / "whole", images)
-    for last in (6, 10):
-        with pytest.raises(StoppedError):
-            train(chosen, tmp_path / "parts", images, watch=stop_at(last))
-    train(chosen, tmp_path / "parts", images)
-    assert_same_run(tmp_path / "parts", tmp_path / "whole")
+    assert_stops_change_nothing(chosen, tmp_path, images, stops=(6, 10))
     assert [line["lr"] for line in log_of(tmp_path / "whole")] == pytest.approx(
         [1e-3, 1e-3, 1e-3, 1e-4, 1e-4]
     )
@@ -1252,12 +1257,7 @@ MEMORIES = {
 @pytest.mark.parametrize("changes", MEMORIES.values(), ids=MEMORIES)
 def test_other_memories_are_saved_too(tmp_path, recipe, images, changes):
     chosen = recipe(*changes, "training.save_seconds=0", "training.epochs=2")
-    train(chosen, tmp_path / "whole", images)
-    for last in (1, 3):
-        with pytest.raises(StoppedError):
-            train(chosen, tmp_path / "parts", images, watch=stop_at(last))
-    train(chosen, tmp_path / "parts", images)
-    assert_same_run(tmp_path / "parts", tmp_path / "whole")
+    assert_stops_change_nothing(chosen, tmp_path, images, stops=(1, 3))
 
 
 @pytest.mark.parametrize(
@@ -1292,12 +1292,7 @@ def test_the_gradient_scaler_goes_on_where_it_was(tmp_path, recipe, images, monk
     """Nine steps double the scale four times, also of a run that is stopped between two growths."""
     monkeypatch.setattr("posterior_trees.training.devices.Fabric", fabric_with_scaler)
     chosen = recipe("training.save_seconds=0", "optimizer.clip=1.0")
-    train(chosen, tmp_path / "whole", images)
-    for last in (0, 4):
-        with pytest.raises(StoppedError):
-            train(chosen, tmp_path / "parts", images, watch=stop_at(last))
-    train(chosen, tmp_path / "parts", images)
-    assert_same_run(tmp_path / "parts", tmp_path / "whole")
+    assert_stops_change_nothing(chosen, tmp_path, images, stops=(0, 4))
     for name in ("whole", "parts"):
         scaler = store.read_facts(tmp_path / name / "state.safetensors")["state"]["precision"]
         assert (scaler["scale"], scaler["_growth_tracker"]) == (4.0 * 2**4, 1)

@@ -7,7 +7,7 @@ flipped bits would be believed. Files from before there were checksums load with
 import json
 import math
 import os
-import tempfile
+import threading
 import zlib
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
@@ -58,27 +58,22 @@ def bytes_of(tensor: Tensor) -> memoryview:
 
 def write_bytes(path: Path, content: bytes) -> None:
     """Replace a file by `content`, whole or not at all."""
-    with _writing(path):
-        handle, temporary = tempfile.mkstemp(
-            prefix=f".{path.name}.", suffix=".part", dir=path.parent
-        )
-        try:
-            with os.fdopen(handle, "wb") as stream:
-                stream.write(content)
-                stream.flush()
-                os.fsync(stream.fileno())
-            os.chmod(temporary, 0o644)
-            os.replace(temporary, path)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
+    with whole(path, ending="") as part, part.open("wb") as stream:
+        stream.write(content)
+        stream.flush()
+        os.fsync(stream.fileno())
 
 
 @contextmanager
-def _writing(path: Path) -> Generator[None, None, None]:
-    """What the system refuses, in words that say what to do."""
+def whole(file: str | PathLike[str], ending: str | None = None) -> Generator[Path, None, None]:
+    """A hidden name beside `file` to write to, which then becomes `file`: that one is never half
+    there, whatever ends the work. The name ends as that of `file`, or in `ending`."""
+    path = Path(file)
+    name = f".{path.name}.{os.getpid()}-{threading.get_ident()}.part"
+    part = path.with_name(name + (path.suffix if ending is None else ending))
     try:
-        yield
+        yield part
+        os.replace(part, path)
     except OSError as error:
         fix = "Free some space, or choose another folder"
         if not path.parent.is_dir():
@@ -87,18 +82,6 @@ def _writing(path: Path) -> Generator[None, None, None]:
             f"could not write {path} ({error.strerror or error}); "
             f"what was there before is untouched. {fix}"
         ) from error
-
-
-@contextmanager
-def whole(file: str | PathLike[str]) -> Generator[Path, None, None]:
-    """A hidden name beside `file` to write to, which then becomes `file`: that one is never half
-    there, whatever ends the work."""
-    path = Path(file)
-    part = path.with_name(f".{path.stem}.{os.getpid()}.part{path.suffix}")
-    try:
-        with _writing(path):
-            yield part
-            os.replace(part, path)
     finally:
         part.unlink(missing_ok=True)
 
