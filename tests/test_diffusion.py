@@ -24,7 +24,6 @@ from posterior_trees_paper.baselines.sampling import (
 )
 from posterior_trees_paper.baselines.spec import (
     FOR_TREES,
-    BaselineSpec,
     parse_baseline,
     read_baseline,
     spec_from_facts,
@@ -460,11 +459,13 @@ def test_recipes_of_baselines_are_read_and_checked(tmp_path) -> None:
     with pytest.raises(RecipeError, match=r"unknown key 'baseline.bass'; did you mean"):
         parse_baseline(RECIPE + "[baseline]\nbass = 4\n")
     with pytest.raises(RecipeError, match=r"baseline\.kind is 'mat'; choose one of"):
-        BaselineSpec(kind="mat")
-    with pytest.raises(RecipeError, match=r"baseline\.target is 'v'; 'noise' or 'edm'"):
-        BaselineSpec(target="v")
-    with pytest.raises(RecipeError, match="patience is -1"):
-        BaselineSpec(patience=-1)
+        tiny("mat")
+    with pytest.raises(RecipeError, match=r"target is 'v'; choose one of 'noise', 'edm'"):
+        tiny("prior", "baseline.target=v")
+    with pytest.raises(RecipeError, match="patience is -1; it must be at least 0"):
+        tiny("prior", "baseline.patience=-1")
+    with pytest.raises(RecipeError, match="base is 0; it must be at least 1"):
+        tiny("prior", "baseline.base=0")
     with pytest.raises(RecipeError, match="there is no recipe"):
         read_baseline(tmp_path / "none.toml")
     with pytest.raises(RecipeError, match="can only join inpaint, colorize and downsample"):

@@ -203,11 +203,7 @@ def has_small_hole(predictor: Predictor) -> bool:
 
 
 def gains(
-    scores: dict[str, Tensor],
-    name: str,
-    out: Path,
-    images: list[str],
-    groups: Tensor | None = None,
+    scores: dict[str, Tensor], name: str, out: Path, images: list[str], groups: Tensor | None = None
 ) -> dict[str, Any]:
     """PSNR (of the hole, if there is one) that each level adds to the one above, over test images,
     and what the root of a tree has over the plain network, if that was judged on them before."""

@@ -4,13 +4,16 @@
 import dataclasses
 from dataclasses import dataclass
 from os import PathLike
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta
 
 from posterior_trees.errors import RecipeError
 from posterior_trees.recipe import Recipe, build_recipe, build_section, parse_table, read_text
-from posterior_trees.recipe.sections import MeasurementSpec
+from posterior_trees.recipe.section import Section
+from posterior_trees.recipe.sections import Count, MeasurementSpec
 
-KINDS = ("prior", "conditional", "cgan", "rcgan")
+Positive = Annotated[int, Meta(ge=1)]
 FOR_TREES = (
     "tree", "network", "loss", "balancer", "optimizer.head_lr",
     "training.precision", "training.average_half_life", "training.calibrate",
@@ -20,44 +23,28 @@ FOR_TREES = (
 
 
 @dataclass(frozen=True)
-class BaselineSpec:
+class BaselineSpec(Section):
     """Which model learns to sample. `also` are further measurements that a conditional model learns
     together with the recipe's own; `attention` counts steps down from the full resolution."""
 
-    kind: str = "conditional"  # "prior", "conditional", "cgan" or "rcgan"
-    base: int = 48  # channels of the first resolution
+    kind: Literal["prior", "conditional", "cgan", "rcgan"] = "conditional"
+    base: Positive = 48  # channels of the first resolution
     multipliers: tuple[int, ...] = (1, 2, 2, 2)
-    blocks: int = 2  # residual blocks per resolution
+    blocks: Positive = 2  # residual blocks per resolution
     attention: tuple[int, ...] = (2,)
     dropout: float = 0.0
-    schedule: str = "linear"  # or "cosine"
+    schedule: Literal["linear", "cosine"] = "linear"
     noise_levels: int = 1000
-    target: str = "noise"  # or "edm": what the network learns, see diffusion.py
-    sigma_data: float = 0.5  # edm: standard deviation of the data in [-1, 1]
+    target: Literal["noise", "edm"] = "noise"  # what the network learns, see diffusion.py
+    sigma_data: Annotated[float, Meta(gt=0)] = 0.5  # edm: deviation of the data in [-1, 1]
     also: tuple[MeasurementSpec, ...] = ()
-    width: int = 36  # GANs: channels of the generator's first resolution
-    critic: int = 64  # GANs: channels of the critic's first layer
+    width: Positive = 36  # GANs: channels of the generator's first resolution
+    critic: Positive = 64  # GANs: channels of the critic's first layer
     pixel_weight: float = 50.0  # cgan: weight of the L1 term
     penalty: float = 1.0  # cgan: R1 γ; rcgan: 10 is usual
     adversarial_weight: float = 0.005  # rcgan
-    log_every: int = 500  # steps
-    patience: int = 0  # log lines without a lower held-out loss before training ends; 0 = never
-
-    def __post_init__(self) -> None:
-        if self.kind not in KINDS:
-            listed = ", ".join(map(repr, KINDS))
-            raise RecipeError(f"baseline.kind is {self.kind!r}; choose one of {listed}")
-        for key, (one, other) in (("schedule", ("linear", "cosine")), ("target", ("noise", "edm"))):
-            if getattr(self, key) not in (one, other):
-                value = getattr(self, key)
-                raise RecipeError(f"baseline.{key} is {value!r}; {one!r} or {other!r}")
-        if not self.sigma_data > 0:
-            raise RecipeError(f"baseline.sigma_data is {self.sigma_data}; it must be positive")
-        if self.patience < 0:
-            raise RecipeError(f"baseline.patience is {self.patience}; 0 (never) or more")
-        for key in ("base", "blocks", "width", "critic", "log_every"):
-            if getattr(self, key) < 1:
-                raise RecipeError(f"baseline.{key} is {getattr(self, key)}; it must be 1 or more")
+    log_every: Positive = 500  # steps
+    patience: Count = 0  # log lines without a lower held-out loss before training ends; 0 = never
 
     @property
     def is_gan(self) -> bool:

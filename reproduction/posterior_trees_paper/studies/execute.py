@@ -99,7 +99,7 @@ def run_job(
         return {"state": "stopped"}
     row = {"name": job.name, "variant": job.variant, "seed": job.seed}
     row |= judge(job.recipe, run, out, images)
-    store.write_bytes(out / "row.json", (json.dumps(row, indent=1) + "\n").encode())
+    store.write_json(out / "row.json", row)
     return row
 
 
@@ -184,7 +184,7 @@ def adopt(twin: Path, job: Job, place: Place) -> None:
         renamed = file.name.replace(twin.name, job.name, 1)
         shutil.copyfile(file, place.judged(job) / renamed)
     row = place.row(job) | {"name": job.name, "variant": job.variant}
-    store.write_bytes(place.judged(job) / "row.json", (json.dumps(row, indent=1) + "\n").encode())
+    store.write_json(place.judged(job) / "row.json", row)
 
 
 def _start(

@@ -85,11 +85,7 @@ def draw_strips(
 
 
 def leaf_lines(
-    title: str,
-    lines: Sequence[dict[str, Any]],
-    key: str,
-    heading: str,
-    limits: tuple[float, float],
+    title: str, lines: Sequence[dict[str, Any]], key: str, heading: str, limits: tuple[float, float]
 ) -> Panel:
     """A line per leaf over the epochs, of a list in every line of a log; leaves that end above the
     limits are counted in the corner."""
