@@ -5,13 +5,14 @@ What is compared, and how the tables come about, is in `compare/`; heavy imports
 
 import argparse
 import functools
+import inspect
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
 from posterior_trees.cli.evaluate import load_judged
-from posterior_trees.cli.model import add_model, predictor_files
+from posterior_trees.cli.model import add_model, find_function
 from posterior_trees.cli.options import (
     add_data,
     add_device,
@@ -146,6 +147,14 @@ def set_up(arguments: argparse.Namespace) -> tuple[Any, list[Any], str, dict[str
     psnr = root_psnr(mean, inputs).double().mean().item()
     reference = {"name": "the MSE network" if arguments.mse else "our root", "psnr": psnr}
     return comparison, methods, f"Trees compared: {recipe.task}", reference
+
+
+def predictor_files(arguments: argparse.Namespace) -> list[Path]:
+    """The file in which a predictor of the user's own is made, if there is one."""
+    if not arguments.predictor:
+        return []
+    file = inspect.getsourcefile(find_function("--predictor", arguments.predictor))
+    return [Path(file)] if file else []
 
 
 def make_method(

@@ -2,9 +2,7 @@
 user's own; heavy imports inside."""
 
 import argparse
-import inspect
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from posterior_trees.errors import InputError
@@ -43,14 +41,6 @@ def load_model(arguments: argparse.Namespace, device: str | None = None) -> "Tre
             "`fit` got, a TreePredictor (of `wrap`)"
         )
     return load(arguments.model, device, predictor=made)
-
-
-def predictor_files(arguments: argparse.Namespace) -> list[Path]:
-    """The file in which a predictor of the user's own is made, if there is one."""
-    if not arguments.predictor:
-        return []
-    file = inspect.getsourcefile(find_function("--predictor", arguments.predictor))
-    return [Path(file)] if file else []
 
 
 def find_measures(predictor: "TreePredictor", names: Sequence[str]) -> dict[str, Any]:
