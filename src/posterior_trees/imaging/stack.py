@@ -9,14 +9,13 @@ import re
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib import import_module
 from os import PathLike
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 
-from posterior_trees.errors import DataError, MissingError
+from posterior_trees import errors
+from posterior_trees.errors import DataError
 
 MICROMETRES = {"nm": 1e-3, "nanometer": 1e-3, "µm": 1.0, "μm": 1.0, "um": 1.0, "micron": 1.0,
                "microns": 1.0, "micrometer": 1.0, "micrometre": 1.0, "mm": 1e3, "millimeter": 1e3,
@@ -53,15 +52,9 @@ class Stack:
     series: int = 1
 
 
-def need(module: str) -> ModuleType:
-    """An optional package; without it the message says what to install."""
-    try:
-        return import_module(module)
-    except ImportError:
-        raise MissingError(
-            f"reading {MICRO[module]} needs {module}, which is not installed: "
-            'pip install "posterior-trees[micro]"'
-        ) from None
+def need(module: str) -> Any:
+    """A package of the extra `micro`."""
+    return errors.need(module, f"reading {MICRO[module]}", "micro")
 
 
 def refuse_network(path: str | PathLike[str]) -> None:
