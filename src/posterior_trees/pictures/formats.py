@@ -8,7 +8,7 @@ STEM.nuclei_probability.tif   … and the probability of that nucleus
 """
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,10 @@ from posterior_trees.imaging.fields import Field
 from posterior_trees.imaging.ngff import Frame
 from posterior_trees.imaging.stack import need
 from posterior_trees.imaging.stored import Tiles, name_of, paths_of
-from posterior_trees.imaging.tree_zarr import Nuclei, write_tree
+from posterior_trees.imaging.tree_zarr import write_tree
 from posterior_trees.pictures.answer import Answer
 from posterior_trees.pictures.nuclei.count import Count
-from posterior_trees.pictures.tables import NUCLEI, Row, to_csv
+from posterior_trees.pictures.nuclei.table import describe_nuclei
 from posterior_trees.store import write_bytes
 
 HUGE = 2**31
@@ -37,15 +37,12 @@ def zarr_name(field: Field, name: str) -> str:
 
 
 def write_zarr(
-    folder: Path, made: Answer, frame: Frame, count: Count | None, rows: Sequence[Row],
+    folder: Path, made: Answer, field: Field, frame: Frame, count: Count | None,
     provenance: Mapping[str, Any], *, dtype: str, ngff: str, is_pyramid: bool,
 ) -> None:  # fmt: skip
     nuclei = None
     if count is not None:
-        properties = [{"label-value": row["label"], "probability": row["probability"],
-                       "pixels": row["pixels"]} for row in rows]  # fmt: skip
-        labels = count.labels.numpy().astype(np.uint32)
-        nuclei = Nuclei(labels, properties, to_csv(NUCLEI, rows))
+        nuclei = describe_nuclei(field, count, frame, count.labels.numpy().astype(np.uint32))
     h, w = made.tree.shape[1:]
     tiles = Tiles.whole((h, w))
     if made.parts:

@@ -28,15 +28,9 @@ from posterior_trees.lock import hold
 from posterior_trees.pictures.answer import Answer
 from posterior_trees.pictures.formats import write_labels, write_tiff, write_zarr, zarr_name
 from posterior_trees.pictures.nuclei.count import Count, count_nuclei
+from posterior_trees.pictures.nuclei.table import NUCLEI, nucleus_rows
 from posterior_trees.pictures.reading import Picture
-from posterior_trees.pictures.tables import (
-    FIELDS,
-    NUCLEI,
-    append_csv,
-    field_row,
-    nucleus_rows,
-    write_csv,
-)
+from posterior_trees.pictures.tables import FIELDS, append_csv, field_row, write_csv
 from posterior_trees.schema import parse_json
 from posterior_trees.store import to_json, write_json
 
@@ -158,12 +152,11 @@ class Results:
         (field, name), words, dtype = task, self.outputs.words, self.outputs.dtype
         frame = Frame(picture.origin.pixel_size, picture.origin.shrink)
         count = self.count(made) if self.is_counted else None
-        rows = nucleus_rows(field, count, frame) if count else []
         places = []
         if "zarr" in words:
             places.append(zarr_name(field, name))
             (part / places[0]).parent.mkdir(parents=True, exist_ok=True)
-            write_zarr(part / places[0], made, frame, count, rows, provenance, dtype=dtype,
+            write_zarr(part / places[0], made, field, frame, count, provenance, dtype=dtype,
                        ngff=self.outputs.ngff, is_pyramid=not field.plate)  # fmt: skip
         if "tiff" in words:
             places.append(f"{name}.tree.ome.tif")
@@ -177,7 +170,8 @@ class Results:
         return self._record(task, {
             "stamp": dict(picture.origin.stamp), "status": "done",
             "field": field_row(field, count, made, "done", seconds),
-            "nuclei": rows if self.is_tabled else [], "example": example,
+            "nuclei": [*nucleus_rows(field, count, frame)] if count and self.is_tabled else [],
+            "example": example,
         })  # fmt: skip
 
     def fail(self, task: Task, reason: str, seconds: float) -> dict[str, Any]:

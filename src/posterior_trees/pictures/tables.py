@@ -4,51 +4,22 @@ Rows and columns of `nuclei.csv` are pixels of the input, from the centre of its
 are those of the label's image.
 """
 
-import csv
-import io
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from posterior_trees.imaging.fields import Field
-from posterior_trees.imaging.ngff import Frame
-from posterior_trees.imaging.stored import name_of
 from posterior_trees.pictures.answer import Answer
 from posterior_trees.pictures.nuclei.count import Count
 from posterior_trees.pictures.nuclei.report import promised_nuclei
+from posterior_trees.pictures.nuclei.table import to_csv
 from posterior_trees.store import whole
 
-NUCLEI = [
-    "plate", "well", "site", "file", "label", "row", "column", "y_um", "x_um", "pixels", "area_um2",
-    "probability", "leaves", "threshold",
-]  # fmt: skip
 FIELDS = ["file", "well", "site", "mean", "spread", "low", "high", "promise", "tiles", "note",
           "status", "seconds"]  # fmt: skip
 """From `low` to `high` are as many nuclei as the model's guarantee promises."""
 Row = Mapping[str, Any]
-
-
-def nucleus_rows(field: Field, count: Count, frame: Frame) -> list[dict[str, Any]]:
-    """One row for each label, in pixels of the input."""
-    owned = np.bincount(count.labels.numpy().ravel(), minlength=len(count.nuclei) + 1)
-    rows = []
-    for label, nucleus in enumerate(count.nuclei, start=1):
-        row, column = (frame.shrink * (place + 0.5) - 0.5 for place in nucleus[:2])
-        side = frame.pixel and frame.pixel * frame.shrink
-        rows.append({
-            "plate": field.plate, "well": field.well, "site": field.site, "file": str(field.path),
-            "label": label, "row": round(row, 3), "column": round(column, 3),
-            "y_um": round(row * frame.pixel, 4) if frame.pixel else "",
-            "x_um": round(column * frame.pixel, 4) if frame.pixel else "",
-            "pixels": int(owned[label]),
-            "area_um2": round(int(owned[label]) * side**2, 4) if side else "",
-            "probability": nucleus.probability,
-            "leaves": " ".join(map(name_of, nucleus.leaves)), "threshold": count.threshold,
-        })  # fmt: skip
-    return rows
 
 
 def field_row(
@@ -64,15 +35,6 @@ def field_row(
         "note": made.remarks.get("note", "") if made else "",
         "status": status, "seconds": round(seconds, 2),
     }  # fmt: skip
-
-
-def to_csv(names: Sequence[str], rows: Iterable[Row], has_head: bool = True) -> str:
-    text = io.StringIO()
-    writer = csv.DictWriter(text, names, lineterminator="\n")
-    if has_head:
-        writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
 
 
 def write_csv(file: Path, names: Sequence[str], groups: Iterable[Iterable[Row]]) -> None:

@@ -13,8 +13,6 @@ count_nuclei.csv    the inventory, a row each
 count.png           the root with the inventory: green is in all leaves, orange is not
 """
 
-import csv
-import io
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -23,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from PIL import Image, ImageDraw
 
 from posterior_trees.pictures.nuclei.count import Count, Leaf, Nucleus
+from posterior_trees.pictures.nuclei.table import to_csv
 from posterior_trees.store import write_json
 from posterior_trees.tree import Tree
 
@@ -55,11 +54,7 @@ def write_count(
         ("leaves", Leaf._fields, leaves),
         ("nuclei", Nucleus._fields, nuclei),
     ):
-        text = io.StringIO()
-        writer = csv.DictWriter(text, fields, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-        (folder / f"count_{name}.csv").write_text(text.getvalue(), encoding="utf-8")
+        (folder / f"count_{name}.csv").write_text(to_csv(fields, rows), encoding="utf-8")
     draw_count(count, tree).save(folder / "count.png")
 
 
