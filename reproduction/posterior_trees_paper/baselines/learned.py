@@ -21,7 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -92,7 +92,7 @@ class Plan:
 
 
 def train_denoiser(
-    kind: str, plan: Plan, watch: Callable = iter
+    kind: Literal["prior", "conditional"], plan: Plan, watch: Callable = iter
 ) -> tuple[DiffusionModel, dict[str, Any]]:
     """A model of the mixture, `kind` "prior" or "conditional", and how it was trained."""
     torch.manual_seed(plan.seed)
