@@ -13,6 +13,7 @@ of the leaves' mean $l(1-l)$ makes up for it (radius on digits 0.2135 with, 0.21
 """
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
@@ -52,10 +53,8 @@ def fit_scale(
     z, target = (numbers - centre) / spread, errors.clamp_min(TINY).log()
     gram = z.T @ z + RIDGE * torch.eye(z.shape[1], dtype=z.dtype)
     weights = torch.linalg.solve(gram, z.T @ (target - target.mean()))
-    rows = torch.stack([centre, spread, weights])
-    return torch.cat(
-        [rows, torch.stack([rows.new_zeros(()), rows.new_ones(()), target.mean()])[:, None]], 1
-    )
+    last = torch.cat([weights, target.mean()[None]])
+    return torch.stack([F.pad(centre, (0, 1)), F.pad(spread, (0, 1), value=1.0), last])
 
 
 def scale(numbers: Float[Tensor, "n f"], fitted: Float[Tensor, "3 f1"]) -> Float[Tensor, "n"]:

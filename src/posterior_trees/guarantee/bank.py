@@ -13,11 +13,12 @@ from torch import Tensor
 
 from posterior_trees import store
 from posterior_trees.errors import GuaranteeError
-from posterior_trees.guarantee.answers import Scores, Terms
+from posterior_trees.guarantee.answers import Interval, Terms
+from posterior_trees.guarantee.conformal import quantile
 from posterior_trees.guarantee.numbers import (
-    Form,
     Measure,
     choose_form,
+    limits_of,
     measure_each,
     measure_leaves,
 )
@@ -39,30 +40,23 @@ class Bank(NamedTuple):
     fits: Bool[Tensor, "n"]
     prints: str
 
-    def score(self, measure: Measure, name: str) -> tuple[Form, Scores]:
-        """The form of a measure's intervals, and the scores."""
+    def interval(self, tree: Tree, measure: Measure, level: float) -> Interval:
+        """Where a measure of the truth lies. All is measured in 8 bits, as the bank keeps images;
+        trees of the same predictor are."""
+        name = getattr(measure, "__name__", "the measure")
         of = [f"image {i} of the bank" for i in range(len(self.truths))]
         truth = measure_each(self.truths / 255, measure, name, of)
-        tree = grow(self.leaves / 255, self.probs.log(), self.leaves.shape[1])
-        values = measure_leaves(tree, measure, name, of)
-        probs, groups = self.probs.double(), self._groups
-        fit = None if groups is None else groups[self.fits]
+        known = grow(self.leaves / 255, self.probs.log(), self.leaves.shape[1])
+        values, probs = measure_leaves(known, measure, name, of), self.probs.double()
+        is_alone = len(self.groups.unique()) == len(self.groups)
+        fit, kept = (None if is_alone else self.groups[part] for part in (self.fits, ~self.fits))
         form = choose_form(values[self.fits], probs[self.fits], truth[self.fits], fit)
-        kept = ~self.fits
-        scores = form.score(values[kept], probs[kept], truth[kept])
-        return form, Scores.of(scores, None if groups is None else groups[kept])
-
-    def terms(self, level: float) -> Terms:
-        kept = self.groups[~self.fits]
-        return Terms(level, len(kept), None if self._groups is None else len(kept.unique()))
-
-    def shown(self, tree: Tree) -> Tree:
-        """A tree as the bank keeps images: what is measured in 8 bits there is so here."""
-        return tree.map_images(lambda level: to_bytes(level).to(tree.root) / 255)
-
-    @property
-    def _groups(self) -> Int[Tensor, "n"] | None:
-        return None if len(self.groups.unique()) == len(self.groups) else self.groups
+        scores = form.score(values[~self.fits], probs[~self.fits], truth[~self.fits])
+        shown = tree.map_images(lambda images: to_bytes(images).to(tree.root) / 255)
+        q, asked = quantile(scores, level, kept), measure_leaves(shown, measure, name)
+        low, high = form.interval(asked, tree.probs[-1].double().cpu(), q, limits_of(measure))
+        terms = Terms(level, len(scores), None if kept is None else len(kept.unique()))
+        return Interval(**vars(terms), low=low, high=high, of=name)
 
     def save(self, file: str | PathLike[str]) -> None:
         tensors = {name: tensor for name, tensor in self._asdict().items() if name != "prints"}

@@ -28,7 +28,7 @@ from posterior_trees.guarantee.answers import (
 from posterior_trees.guarantee.boxes import Box, Grid
 from posterior_trees.guarantee.conformal import finest_level, p_values
 from posterior_trees.guarantee.measures import find_known
-from posterior_trees.guarantee.numbers import Form, Measure, limits_of, measure_leaves
+from posterior_trees.guarantee.numbers import Form, Measure, measure_leaves
 from posterior_trees.guarantee.prints import fingerprint_of, state_of
 from posterior_trees.guarantee.typical import Familiar, pooled_features
 from posterior_trees.predictor import TreePredictor
@@ -109,7 +109,9 @@ class Guarantee:
             tree = predictor.tree_of(y)
         tree.guarantee = self._bound_to(predictor, tree)
         if pooled and "typical" in self.scores and tree.guarantee is self:
-            tree.p_values = self._p_values(pooled[0].float())
+            known, familiar = self.scores["typical"], Familiar.of(self.fitted)
+            far = familiar.distance(pooled[0].float().cpu()).float()
+            tree.p_values = p_values(known.values, far, known.groups)
         return tree
 
     def _bound_to(self, predictor: TreePredictor, tree: Tree) -> "Guarantee | Withdrawn":
@@ -174,11 +176,6 @@ class Guarantee:
             return self._after(tree, Box(*of), level)
         return self._of_name(tree, "box=" + ",".join(map(str, of)), level)
 
-    def _p_values(self, pooled: Float[Tensor, "b features"]) -> Float[Tensor, "b"]:
-        """How typical inputs are, by what the probability head reads of them."""
-        known, familiar = self.scores["typical"], Familiar.of(self.fitted)
-        return p_values(known.values, familiar.distance(pooled.cpu()).float(), known.groups)
-
     @property
     def least_p(self) -> float:
         """Inputs of at most this p-value are called unlike the calibration's: 1 of 20 that are
@@ -212,8 +209,7 @@ class Guarantee:
             }
         return said
 
-    def named(self, name: str) -> Measure:
-        """The function behind a measure's name."""
+    def _of_name(self, tree: Tree, name: str, level: float) -> Interval:
         if name not in self.facts["measures"]:
             known = ", ".join(self.facts["measures"]) or "none"
             after = ", or ask for a box that may be chosen after looking (chosen='after')"
@@ -229,29 +225,21 @@ class Guarantee:
                 f"function that it was calibrated with, guarantee.measures[{name!r}] = …, or "
                 "--measure MODULE:FUNCTION"
             )
-        return self.measures[name]
-
-    def _of_name(self, tree: Tree, name: str, level: float) -> Interval:
-        values, kept = measure_leaves(tree, self.named(name), name), self.facts["measures"][name]
+        values, kept = measure_leaves(tree, self.measures[name], name), self.facts["measures"][name]
         q, probs = self._quantile(f"measure.{name}", name, level), tree.probs[-1].double().cpu()
         low, high = Form(*kept["form"]).interval(values, probs, q, kept["limits"])
         return Interval(**vars(self.terms(level)), low=low, high=high, of=name)
 
     def _of_function(self, tree: Tree, measure: Measure, level: float) -> Interval:
-        name = getattr(measure, "__name__", "the measure")
         if self.bank is None:
             raise MeasureError(
-                f"nothing is promised about {name}, a function given after calibrating: name it "
+                "nothing is promised about a function that is given after calibrating: name it "
                 "then (measures={…}, or --measure MODULE:FUNCTION), or keep a bank of calibration "
                 "images (--bank N) and set guarantee.bank = Bank.load(FILE)"
             )
         if self.bank.prints != self.facts["predictor"]:
             raise GuaranteeError("the bank is of another predictor than this calibration")
-        form, scores = self.bank.score(measure, name)
-        values = measure_leaves(self.bank.shown(tree), measure, name)
-        q, limits = scores.quantile(level), limits_of(measure)
-        low, high = form.interval(values, tree.probs[-1].double().cpu(), q, limits)
-        return Interval(**vars(self.bank.terms(level)), low=low, high=high, of=name)
+        return self.bank.interval(tree, measure, level)
 
     def _after(self, tree: Tree, box: Box, level: float) -> Interval:
         q = self._quantile("boxes", "boxes", level)

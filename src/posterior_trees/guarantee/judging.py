@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -79,7 +80,10 @@ class Judged(NamedTuple):
     def conclude(self) -> Guarantee:
         """Scales from the images that fit them, scores from the others. Images are put in an order
         of their own first, so that the order in which they came changes nothing."""
-        order, groups, fits = self._sorted()
+        groups = number_of(self.labels)
+        keys = list(zip(groups.tolist(), self.rows["ball.error"].tolist(), strict=True))
+        order = torch.tensor(sorted(range(len(keys)), key=keys.__getitem__))
+        groups, fits = groups[order], self.fits[order]
         fit, scored = (take(self.rows, order[part]) for part in (fits, ~fits))
         n, count = int((~fits).sum()), len(groups[~fits].unique())
         own = None if len(groups.unique()) == len(groups) else groups
@@ -98,13 +102,6 @@ class Judged(NamedTuple):
         }
         scores = {name: Scores.of(values, own) for name, values in found.items()}
         return Guarantee(scores, fitted, facts, dict(self.plan.measures), judged=self)
-
-    def _sorted(self) -> tuple[Int[Tensor, "n"], Int[Tensor, "n"], Bool[Tensor, "n"]]:
-        """An order that depends on what is there, not on how it came, and group numbers in it."""
-        groups = number_of(self.labels)
-        keys = list(zip(groups.tolist(), self.rows["ball.error"].tolist(), strict=True))
-        order = torch.tensor(sorted(range(len(keys)), key=keys.__getitem__))
-        return order, groups[order], self.fits[order]
 
 
 def check_enough(
@@ -125,8 +122,7 @@ def check_enough(
 
 
 def number_of(labels: Sequence[str]) -> Int[Tensor, "n"]:
-    number = {label: i for i, label in enumerate(sorted(set(labels)))}
-    return torch.tensor([number[label] for label in labels])
+    return torch.from_numpy(np.unique(labels, return_inverse=True)[1])
 
 
 def take(rows: Rows, index: Tensor) -> Rows:
