@@ -104,7 +104,7 @@ def run(stream: Stream, stop: int = 10**9) -> list[str]:
     """All steps that are not done yet, or the first `stop` of them."""
     engine = Counting(stop)
     with contextlib.suppress(StopError):
-        run_stream(stream, engine)
+        run_stream(stream, engine, stream.folder.parent)
     return engine.done
 
 

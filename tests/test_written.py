@@ -280,12 +280,13 @@ def test_a_full_disk_leaves_nothing_half_written(
 ) -> None:
     calls = []
 
-    def full(file: Path, content: bytes) -> None:
+    def full(file: Path, *_: object, **__: object) -> None:
         calls.append(file)
+        file.write_bytes(b"half")
         raise OSError(28, "No space left on device")
 
     out = tmp_path / "out"
-    monkeypatch.setattr("posterior_trees.pictures.formats.write_bytes", full)
+    monkeypatch.setattr(tifffile, "imwrite", full)
     said = predict(capsys, folder / "X_B01_s1.ome.tif", "--out", out, "--write", "tiff")
     assert "No space left on device" in said
     assert calls

@@ -56,9 +56,12 @@ class Outcome(NamedTuple):
     seconds: float = 0.0
 
 
+Outcomes = Generator[Outcome, None, None]
+
+
 @runtime_checkable
 class Engine(Protocol):
-    def run(self, function: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[Outcome]: ...
+    def run(self, function: Callable[[Any], Any], items: Iterable[Any]) -> Outcomes: ...
     def close(self) -> None: ...
 
 
@@ -84,7 +87,7 @@ class OneProcess:
     def __init__(self, threads: int | None = None) -> None:
         self.threads = threads
 
-    def run(self, function: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[Outcome]:
+    def run(self, function: Callable[[Any], Any], items: Iterable[Any]) -> Outcomes:
         return (attempt(function, item, self.threads) for item in items)
 
     def close(self) -> None:
@@ -141,7 +144,7 @@ class Processes:
         self.threads, self.idle = threads, list[_Worker]()
         self.places = [devices[i % len(devices)] if devices else None for i in range(workers)]
 
-    def run(self, function: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[Outcome]:
+    def run(self, function: Callable[[Any], Any], items: Iterable[Any]) -> Outcomes:
         waiting, deaths, pickled = deque(enumerate(items)), Counter[int](), pickle.dumps(function)
         busy: dict[Any, tuple[_Worker, int, Any]] = {}
         try:
@@ -278,7 +281,7 @@ class DaskEngine:
             except OSError as error:
                 raise RunError(f"--scheduler {scheduler} does not answer ({error})") from error
 
-    def run(self, function: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[Outcome]:
+    def run(self, function: Callable[[Any], Any], items: Iterable[Any]) -> Outcomes:
         suspects = []
         for item, outcome in self._finished(function, list(items)):
             if outcome is None:

@@ -48,6 +48,9 @@ def add(commands: Any) -> None:
     again.add_argument("--resume", action="store_true", help="do what is not done yet, and what "
                        "failed [what happens in a folder of results]")  # fmt: skip
     again.add_argument("--overwrite", action="store_true", help="do all fields anew")
+    predict.add_argument("--work", type=Path, metavar="DIR", help="where tiles of huge "
+                         "pictures lie meanwhile [OUT]")  # fmt: skip
+    predict.add_argument("--keep-work", action="store_true", help="and stay")
     predict.set_defaults(run=run_predict)
 
 
@@ -74,6 +77,7 @@ def run_predict(arguments: argparse.Namespace) -> None:
     results = Results(
         arguments.out, outputs, settings_of(arguments, predictor), threshold=arguments.threshold,
         is_counted=arguments.count, is_overwritten=arguments.overwrite,
+        origin=origin_of(arguments),
     )  # fmt: skip
     remark = describe_counting(predictor) if results.is_counted else ""
     if remark:
@@ -88,6 +92,8 @@ def run_predict(arguments: argparse.Namespace) -> None:
             also=nucleus_counter(arguments, results),
             results=results,
             remark=remark,
+            scratch=arguments.work,
+            keeps_tiles=arguments.keep_work,
             warn=warn,
             watch=iter if len(fields) == 1 else track("predicting"),
             watch_tiles=track("predicting") if len(fields) == 1 else iter,
@@ -119,6 +125,17 @@ def settings_of(arguments: argparse.Namespace, predictor: Any) -> dict[str, Any]
         "weights": weights.hexdigest(), "device": predictor.device.type, "torch": torch.__version__,
         "threads": torch.get_num_threads(),
     }  # fmt: skip
+
+
+def origin_of(arguments: argparse.Namespace) -> dict[str, Any]:
+    """What else a result says of how it was made; nobody's name but what the command has."""
+    import shlex
+
+    from posterior_trees.models.checkpoint import provenance
+
+    made = provenance()
+    kept = {name: made[name] for name in ("version", "commit", "date")}
+    return kept | {"model": arguments.model, "command": shlex.join(["ptrees", *sys.argv[1:]])}
 
 
 def nucleus_counter(arguments: argparse.Namespace, results: "Results"):

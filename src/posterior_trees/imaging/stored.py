@@ -21,6 +21,8 @@ from posterior_trees.tree import Tree, layout, level_sizes
 
 SCHEMA = 2
 """Of a tree in OME-Zarr; that in safetensors is 1."""
+VOLATILE = ("date", "command", "version", "commit")
+"""What of the provenance may be another when the same is made again."""
 FORM = {
     "tree": int, "branching": list[int], "value_of_one": float, "clipped": bool, "provenance": dict,
     "nodes": list[dict],

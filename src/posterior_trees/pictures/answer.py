@@ -19,10 +19,19 @@ from posterior_trees.errors import InputError
 from posterior_trees.explore.content import SIDE, Measure, describe_trees
 from posterior_trees.imaging.adjust import describe_misfit
 from posterior_trees.imaging.size import times
+from posterior_trees.imaging.stored import Tiles
 from posterior_trees.pictures.importers import doubt_unprepared
 from posterior_trees.pictures.nuclei.magnification import describe_magnification
 from posterior_trees.pictures.reading import Picture, Reading, Source, read
-from posterior_trees.pictures.tiles import OVERLAP, TILE, Map, Part, needs_tiles, predict_tiled
+from posterior_trees.pictures.tiles import (
+    OVERLAP,
+    TILE,
+    Map,
+    Part,
+    describe_tiles,
+    needs_tiles,
+    predict_tiled,
+)
 from posterior_trees.predictor import Predictor, evaluating
 from posterior_trees.tree import Tree
 
@@ -33,6 +42,11 @@ class Tiling(NamedTuple):
 
     tile: int | None = None
     overlap: int | None = None
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        tile = self.tile or TILE
+        return tile, min(OVERLAP, tile // 2) if self.overlap is None else self.overlap
 
 
 class Answer(NamedTuple):
@@ -47,6 +61,14 @@ class Answer(NamedTuple):
     x: Float[Tensor, "b _ h w"] | None = None
     parts: tuple[Part, ...] = ()
     remarks: Mapping[str, str] = MappingProxyType({})
+
+    def tiles(self, predictor: Predictor, tiling: Tiling) -> Tiles:
+        """How it was cut."""
+        size = h, w = self.tree.shape[1], self.tree.shape[2]
+        if not self.parts:
+            return Tiles.whole(size)
+        rows, columns = (sorted({p[axis].start for p in self.parts}) for axis in (0, 1))
+        return describe_tiles(predictor, size, *tiling.sizes, (*rows, h), (*columns, w))
 
     def noted(self, *notes: str) -> "Answer":
         """With more to beware of, if there is more."""
@@ -129,9 +151,7 @@ def _predict(
             f"{len(y)} pictures of {times(y.shape[-2:])} in one tensor: large ones are cut into "
             "tiles, which are matched for each. Give one at a time, or tile=0"
         )
-    tile = tiling.tile or TILE
-    overlap = min(OVERLAP, tile // 2) if tiling.overlap is None else tiling.overlap
-    return predict_tiled(predictor, y.cpu(), tile, overlap, map)
+    return predict_tiled(predictor, y.cpu(), *tiling.sizes, map)
 
 
 def _doubt(predictor: Predictor, picture: Picture, see: Callable[[Tensor], Tensor]) -> str:

@@ -174,7 +174,9 @@ def read(
     want = stored.shape[-2:]
     importer = reading.importer
     resized = importer.caption(have, predictor) if importer else caption_resize(have, want)
-    origin = Origin(known, 1 / (reading.scale or 1), stamp, channel)
+    scale = reading.scale or 1
+    shrink = block_of(have, scale) or 1 / scale
+    origin = Origin(known, shrink, stamp, channel)
     pixels = reading.adjustment.apply(stored, name)
     return Picture(name, pixels, reading, stored, resized, origin)
 
@@ -303,7 +305,7 @@ def _check_memory(
     refuse_what_cannot_fit(
         4 * (math.prod(have) + nodes * math.prod(size)),
         f"the tree of {name}, {times(size)} (height×width)",
-        "cut the picture, or make it smaller (--scale 1/2)",
+        "cut the picture, make it smaller (--scale 1/2), or let it go to disk (--write zarr)",
     )
 
 

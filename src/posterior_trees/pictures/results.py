@@ -11,25 +11,29 @@ end. Of array jobs (`is_shared`) each writes its fields, and at its end the tabl
 done.
 """
 
+import csv
 import json
 import shutil
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from posterior_trees.errors import InputError, StoreError
 from posterior_trees.imaging.fields import Field
 from posterior_trees.imaging.ngff import Frame, write_plate
 from posterior_trees.imaging.stack import need
+from posterior_trees.imaging.stored import Tiles
 from posterior_trees.imaging.tree_zarr import put_in_place
 from posterior_trees.lock import hold
 from posterior_trees.pictures.answer import Answer
 from posterior_trees.pictures.formats import write_labels, write_tiff, write_zarr, zarr_name
 from posterior_trees.pictures.nuclei.count import Count, count_nuclei
 from posterior_trees.pictures.nuclei.table import NUCLEI, nucleus_rows
-from posterior_trees.pictures.reading import Picture
+from posterior_trees.pictures.reading import Origin
+from posterior_trees.pictures.stream.run import refuse_other
 from posterior_trees.pictures.tables import FIELDS, append_csv, field_row, write_csv
 from posterior_trees.schema import parse_json
 from posterior_trees.store import to_json, write_json
@@ -75,7 +79,8 @@ class Outputs(NamedTuple):
 
 class Results:
     """The results of one folder `out`, as fields end. `settings` are everything that changes
-    pixels; with `is_mixed` those of `MACHINE` may differ from what was done before."""
+    pixels; with `is_mixed` those of `MACHINE` may differ from what was done before. `origin` is
+    what else a result should say of how it was made."""
 
     def __init__(
         self,
@@ -88,12 +93,14 @@ class Results:
         is_overwritten: bool = False,
         is_mixed: bool = False,
         is_shared: bool = False,
+        origin: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         self.out, self.outputs, self.threshold = out, outputs, threshold
         self.is_counted = is_counted or outputs.counts
         self.settings = json.loads(json.dumps({**settings, **outputs._asdict()}))
         self.is_overwritten, self.is_tabled = is_overwritten, "table" in outputs.words
         self.is_mixed, self.is_shared, self.is_new = is_mixed, is_shared, not out.exists()
+        self.origin = dict(origin)
         self.last: tuple[Answer, Count] | None = None
 
     def begin(self) -> None:
@@ -110,11 +117,7 @@ class Results:
                 raise StoreError(f"{job} is damaged ({error}): --overwrite begins anew") from error
             if wrong := [n for n in sorted({*told, *self.settings}) if self._differs(n, told)]:
                 if not self.outputs.words == ("page",) == tuple(told.get("words", ())):
-                    old, new = (_say(s.get(wrong[0])) for s in (told, self.settings))
-                    raise InputError(
-                        f"{self.out} was begun with {wrong[0]} {old} (now {new}): go on with the "
-                        "same, choose another --out, or --overwrite"
-                    )
+                    refuse_other(self.out, wrong[0], told, self.settings)
                 shutil.rmtree(records, ignore_errors=True)
                 told = self.settings
         write_json(job, told)
@@ -143,47 +146,61 @@ class Results:
         return self.last[1]
 
     def write(
-        self, task: Task, part: Path, picture: Picture, made: Answer, seconds: float,
-        example: dict | None, provenance: Mapping[str, Any],
+        self, task: Task, part: Path, origin: Origin, made: Answer, tiles: Tiles, seconds: float,
+        example: dict | None,
     ) -> dict[str, Any]:  # fmt: skip
         """Everything of one field in the folder `part`, from there to its place, then its
         record."""
-        assert picture.origin is not None
         (field, name), words, dtype = task, self.outputs.words, self.outputs.dtype
-        frame = Frame(picture.origin.pixel_size, picture.origin.shrink)
+        frame = Frame(origin.pixel_size, origin.shrink)
         count = self.count(made) if self.is_counted else None
-        places = []
+        places, provenance = [], self.provenance(task, origin)
         if "zarr" in words:
             places.append(zarr_name(field, name))
             (part / places[0]).parent.mkdir(parents=True, exist_ok=True)
-            write_zarr(part / places[0], made, field, frame, count, provenance, dtype=dtype,
-                       ngff=self.outputs.ngff, is_pyramid=not field.plate)  # fmt: skip
+            write_zarr(part / places[0], made, tiles, field, frame, count,
+                       provenance, dtype=dtype, ngff=self.outputs.ngff,
+                       is_pyramid=not field.plate)  # fmt: skip
         if "tiff" in words:
             places.append(f"{name}.tree.ome.tif")
-            write_tiff(part / places[-1], made, frame, dtype)
+            write_tiff(part / places[-1], made, frame, provenance, dtype)
         if "labels" in words:
             assert count is not None
-            places += [f"{name}.nuclei.tif", f"{name}.nuclei_probability.tif"]
-            write_labels(part, name, count)
+            places += write_labels(part, name, count)
+        said = made.tree.guarantee.for_page(made.tree) if made.tree.guarantee else {}
+        row = field_row(field, "done", seconds, count=count, tiles=max(len(made.parts), 1),
+                        note=made.remarks.get("note", ""), said=said)  # fmt: skip
+        kept = [*nucleus_rows(field, count, frame)] if count and self.is_tabled else []
+        return self.put(task, part, places, origin, {"field": row, "nuclei": kept,
+                                                     "example": example})  # fmt: skip
+
+    def put(
+        self, task: Task, part: Path, places: Sequence[str], origin: Origin,
+        facts: Mapping[str, Any],
+    ) -> dict[str, Any]:  # fmt: skip
+        """Files and folders from `part` to their places, then the field's record."""
         for place in places:
             put_in_place(part / place, self.out / place)
-        return self._record(task, {
-            "stamp": dict(picture.origin.stamp), "status": "done",
-            "field": field_row(field, count, made, "done", seconds),
-            "nuclei": [*nucleus_rows(field, count, frame)] if count and self.is_tabled else [],
-            "example": example,
-        })  # fmt: skip
+        return self._record(task, {"stamp": dict(origin.stamp), "status": "done", **facts})
+
+    def provenance(self, task: Task, origin: Origin) -> dict[str, Any]:
+        """What a result was made of, and how."""
+        return {
+            **self.settings, **self.origin, "path": str(task.field.path),
+            "stamp": dict(origin.stamp), "channel": origin.channel or self.settings.get("channel"),
+            "scale": 1 / origin.shrink, "pixel_size": origin.pixel_size,
+        }  # fmt: skip
 
     def fail(self, task: Task, reason: str, seconds: float) -> dict[str, Any]:
         """A field that could not be done; it is tried again the next time."""
-        row = field_row(task.field, None, None, "failed", seconds) | {"note": reason}
+        row = field_row(task.field, "failed", seconds, note=reason)
         return self._record(task, {"status": "failed", "field": row, "nuclei": []})
 
     def tell(self, tasks: Sequence[Task]) -> None:
         """The tables of what is known of these."""
         self._write_table("fields.csv", FIELDS, ([r["field"]] for r in self._recorded(tasks)))
         if self.is_tabled:
-            self._write_table("nuclei.csv", NUCLEI, (r["nuclei"] for r in self._recorded(tasks)))
+            self._write_table("nuclei.csv", NUCLEI, map(self._nuclei, self._recorded(tasks)))
 
     def add(self, record: Mapping[str, Any]) -> None:
         """Rows of one more field; where the disk is full they come at the end, or that fails."""
@@ -192,7 +209,7 @@ class Results:
         with suppress(OSError):
             append_csv(self.out / "fields.csv", FIELDS, [record["field"]])
             if self.is_tabled:
-                append_csv(self.out / "nuclei.csv", NUCLEI, record["nuclei"])
+                append_csv(self.out / "nuclei.csv", NUCLEI, self._nuclei(record))
 
     def finish(self, tasks: Sequence[Task], show: Callable[[], object]) -> None:
         """The tables in order, the metadata of plates, whose fields are all there that will be, and
@@ -225,6 +242,15 @@ class Results:
     def _recorded(self, tasks: Sequence[Task]) -> Iterator[dict[str, Any]]:
         return filter(None, map(self.recorded, tasks))
 
+    def _nuclei(self, record: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+        """The rows of a field: in its record, or of a huge one in a file beside that."""
+        yield from record["nuclei"]
+        if record.get("table"):
+            with (self.out / ".fields" / record["table"]).open(
+                encoding="utf-8", newline=""
+            ) as file:
+                yield from csv.DictReader(file)
+
     def _has_done(self) -> bool:
         files = sorted((self.out / ".fields").glob("*.json"))
         return any(b'"status": "done"' in file.read_bytes() for file in files)
@@ -246,8 +272,3 @@ class Results:
 
 def _checksum(record: Mapping[str, Any]) -> int:
     return zlib.crc32(to_json(record).encode())
-
-
-def _say(value: Any) -> str:
-    words = " ".join(map(str, value)) if isinstance(value, list) else str(value)
-    return words if len(words) < 40 else f"{words[:12]}…"

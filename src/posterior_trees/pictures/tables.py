@@ -7,10 +7,10 @@ are those of the label's image.
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from posterior_trees.imaging.fields import Field
-from posterior_trees.pictures.answer import Answer
 from posterior_trees.pictures.nuclei.count import Count
 from posterior_trees.pictures.nuclei.report import promised_nuclei
 from posterior_trees.pictures.nuclei.table import to_csv
@@ -23,17 +23,15 @@ Row = Mapping[str, Any]
 
 
 def field_row(
-    field: Field, count: Count | None, made: Answer | None, status: str, seconds: float
-) -> dict[str, Any]:
-    guarantee = made.tree.guarantee if made and count else None
-    promised = promised_nuclei(guarantee.for_page(made.tree)) if made and guarantee else {}
+    field: Field, status: str, seconds: float, *, count: Count | None = None,
+    tiles: int | str = "", note: str = "", said: Mapping[str, Any] = MappingProxyType({}),
+) -> dict[str, Any]:  # fmt: skip
+    """`said` is what a guarantee says of the tree."""
     return {
         "file": str(field.path), "well": field.well, "site": field.site,
         "mean": count.mean if count else "", "spread": count.spread if count else "",
-        **promised,
-        "tiles": max(len(made.parts), 1) if made else "",
-        "note": made.remarks.get("note", "") if made else "",
-        "status": status, "seconds": round(seconds, 2),
+        **(promised_nuclei(said) if count else {}),
+        "tiles": tiles, "note": note, "status": status, "seconds": round(seconds, 2),
     }  # fmt: skip
 
 

@@ -37,6 +37,7 @@ from torch import Tensor
 
 from posterior_trees.errors import InputError, plural
 from posterior_trees.guarantee.answers import Withdrawn
+from posterior_trees.imaging.stored import Tiles
 from posterior_trees.networks.padding import pad
 from posterior_trees.predictor import Predictor, evaluating
 from posterior_trees.tree import Tree
@@ -44,6 +45,10 @@ from posterior_trees.tree import Tree
 WHOLE = 1024 * 1024
 """Pixels up to which a picture is predicted in one pass unless a tile is asked for."""
 TILE, OVERLAP = 512, 64
+WITHDRAWN = Withdrawn(
+    "promises about pictures in one piece are none about a field of tiles: calibrate on "
+    "fields that were predicted in tiles (guarantee.certify.calibrate_trees, with groups)"
+)
 
 
 class Tile(NamedTuple):
@@ -86,8 +91,7 @@ def predict_tiled(
     the U-Net): tiles then lie on the grid on which a single pass would pool.
     """
     step = predictor.multiple
-    tile, overlap = (-(-size // step) * step for size in (tile, overlap))
-    check_tiles(predictor, tile, overlap)
+    tile, overlap = grid_sizes(predictor, tile, overlap)
     padded, canvas = pad(y, step, predictor.padding), None
 
     @torch.inference_mode()  # also in another thread
@@ -104,10 +108,7 @@ def predict_tiled(
     assert canvas is not None
     whole, parts = canvas.finish()
     if tree.guarantee is not None:  # that of the last tile
-        whole.guarantee = Withdrawn(
-            "promises about pictures in one piece are none about a field of tiles: calibrate on "
-            "fields that were predicted in tiles (guarantee.certify.calibrate_trees, with groups)"
-        )
+        whole.guarantee = WITHDRAWN
     return whole, parts
 
 
@@ -119,8 +120,8 @@ def needs_tiles(predictor: Predictor, size: Sequence[int], tile: int | None) -> 
     return tile > 0 and max(size) > tile
 
 
-def check_tiles(predictor: Predictor, tile: int, overlap: int) -> None:
-    """Refuse tiles that cannot work; both sizes are multiples of the network's grid."""
+def grid_sizes(predictor: Predictor, tile: int, overlap: int) -> tuple[int, int]:
+    """Both rounded up to multiples of the network's grid; what cannot work is refused."""
     if predictor.measurement.size:
         size = "×".join(map(str, predictor.measurement.size))
         raise InputError(
@@ -128,6 +129,7 @@ def check_tiles(predictor: Predictor, tile: int, overlap: int) -> None:
             "resize the picture (--resize)"
         )
     step = predictor.multiple
+    tile, overlap = (-(-size // step) * step for size in (tile, overlap))
     most = tile // 2 // step * step
     if most < 1:
         raise InputError(
@@ -139,6 +141,17 @@ def check_tiles(predictor: Predictor, tile: int, overlap: int) -> None:
             f"tiles of {tile} pixels overlap by {overlap}{rounded}; choose an overlap from {step} "
             f"to {most}"
         )
+    return tile, overlap
+
+
+def describe_tiles(
+    predictor: Predictor, size: Sequence[int], tile: int, overlap: int, rows: tuple[int, ...],
+    columns: tuple[int, ...],
+) -> Tiles:  # fmt: skip
+    """What is stored of them with a tree of this size."""
+    h, w = (-(-side // predictor.multiple) * predictor.multiple for side in size)
+    offset = (h - size[0]) // 2, (w - size[1]) // 2
+    return Tiles(*grid_sizes(predictor, tile, overlap), (h, w), offset, rows, columns)
 
 
 def cut(size: Sequence[int], tile: int, overlap: int, step: int = 1) -> Iterator[Tile]:

@@ -43,6 +43,8 @@ class Work:
     remark: str
     is_many: bool
     map: Map = map
+    scratch: Path | None = None
+    keeps_tiles: bool = False
 
     @cached_property
     def predictor(self) -> Predictor:
@@ -68,13 +70,12 @@ class Work:
         try:
             example, record = self._write_folder(task, part, picture, made), None
             if self.results is not None:
-                kept = None if self.is_many else example
-                stamp = dict(picture.origin.stamp) if picture.origin else {}
-                facts = {"path": str(task.field.path), "stamp": stamp, **self.results.settings}
-                facts = self._facts(task, picture) | facts
+                assert picture.origin is not None
+                tiles = made.tiles(self.predictor, self.tiling or Tiling())
                 record = self.results.write(
-                    task, part, picture, made, time.monotonic() - start, kept, facts
-                )
+                    task, part, picture.origin, made, tiles, time.monotonic() - start,
+                    None if self.is_many else example,
+                )  # fmt: skip
         finally:
             shutil.rmtree(part, ignore_errors=True)
         return Made(record, {} if self.is_many and self.has_page else example, said)

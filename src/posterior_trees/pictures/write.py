@@ -16,13 +16,14 @@ from functools import partial
 from os import PathLike
 from pathlib import Path
 
-from posterior_trees.engine import Engine, OneProcess, Outcome, WorkerError
+from posterior_trees.engine import Engine, OneProcess, Outcome, WorkerError, attempt
 from posterior_trees.errors import InputError, StoreError, plural, words_for
 from posterior_trees.imaging.fields import Field, stem_of
 from posterior_trees.imaging.ome_zarr import is_zarr
 from posterior_trees.imaging.ome_zarr import stamp_of as stamp_of_zarr
 from posterior_trees.pictures.answer import Tiling
 from posterior_trees.pictures.folder import Also, write_links, write_page
+from posterior_trees.pictures.huge import is_huge, stream_field
 from posterior_trees.pictures.place import put_file, stage
 from posterior_trees.pictures.reading import Reading, stamp_of
 from posterior_trees.pictures.results import MANY, Results, Task
@@ -57,6 +58,8 @@ def predict_files(
     engine: Engine | None = None,
     make_predictor: Callable[[], Predictor] | None = None,
     share: tuple[int, int] = (0, 1),
+    scratch: Path | None = None,
+    keeps_tiles: bool = False,
     warn: Callable[[str], object] = warnings.warn,
     watch: Callable = iter,
     watch_tiles: Callable = iter,
@@ -73,6 +76,7 @@ def predict_files(
     The `engine` does the work, this process by default; others get their predictor by
     `make_predictor()`. Of a `share` (i, n) only every n-th field is done, from the i-th. `watch`
     wraps the loop over what becomes of the fields, `watch_tiles` that over tiles in this process.
+    Huge fields without a page go to disk (`huge.py`), their tiles to `scratch` meanwhile.
     """
     reading = reading or Reading()
     reading.check(predictor)
@@ -89,12 +93,19 @@ def predict_files(
 
     with stage(out, f"{share[0]}-{share[1]}" if share[1] > 1 else "") as place:
         work = Work(make_predictor or partial(_same, predictor), place, Path(out), reading, tiling,
-                    results, also, remark, len(tasks) > MANY, watched)  # fmt: skip
+                    results, also, remark, len(tasks) > MANY, watched, scratch,
+                    keeps_tiles)  # fmt: skip
         work.predictor = predictor
         run = _Run(work, tasks, share, warn)
-        todo = run.begin()
-        for outcome in watch(Outcomes((engine or OneProcess()).run(work, todo), len(todo))):
+        engine, todo = engine or OneProcess(), run.begin()
+        huge = [task for task in todo if is_huge(work, task)]
+        small = [task for task in todo if task not in huge]
+        for outcome in watch(Outcomes(engine.run(work, small), len(small))):
             run.take(outcome)
+        for task in huge:
+            assert results is not None
+            stream = partial(stream_field, work, results, engine, watch_tiles)
+            run.take(attempt(stream, task, None))
         return run.finish()
 
 

@@ -15,7 +15,14 @@ from posterior_trees.imaging.tree_zarr import TreeWriter
 from posterior_trees.pictures.nuclei.blocks import Block, blocks_of
 from posterior_trees.pictures.stream.marks import Marks
 from posterior_trees.pictures.stream.raw import RawTiles
-from posterior_trees.pictures.tiles import Tile, check_tiles, cut, part_edges, place_tile
+from posterior_trees.pictures.tiles import (
+    Tile,
+    cut,
+    describe_tiles,
+    grid_sizes,
+    part_edges,
+    place_tile,
+)
 from posterior_trees.pictures.window import Window
 from posterior_trees.predictor import Predictor
 
@@ -44,12 +51,11 @@ class Layout:
     is_deep: bool = False
     """Whether nodes are kept in 16 bits too, where the result has 8."""
     keeps_tiles: bool = False
+    is_pyramid: bool = True
 
     @cached_property
     def predictor(self) -> Predictor:
-        predictor = self.make_predictor()
-        check_tiles(predictor, *self.sizes(predictor.multiple))
-        return predictor
+        return self.make_predictor()
 
     @cached_property
     def window(self) -> Window:
@@ -61,7 +67,8 @@ class Layout:
     def tiles(self) -> list[Tile]:
         """As they are cut from the padded picture."""
         step = self.predictor.multiple
-        return list(cut(self.window.padded, *self.sizes(step), step))
+        sizes = grid_sizes(self.predictor, self.tile, self.overlap)
+        return list(cut(self.window.padded, *sizes, step))
 
     @cached_property
     def places(self) -> list[tuple[Tile, list[slice]]]:
@@ -84,7 +91,8 @@ class Layout:
     @cached_property
     def writer(self) -> TreeWriter:
         return TreeWriter(self.part, self.predictor.branching, self.window.shape,
-                          dtype=self.dtype, ngff=self.ngff, frame=self.frame)  # fmt: skip
+                          dtype=self.dtype, ngff=self.ngff, frame=self.frame,
+                          is_pyramid=self.is_pyramid)  # fmt: skip
 
     @cached_property
     def deep(self) -> TreeWriter:
@@ -104,10 +112,6 @@ class Layout:
     def blocks(self) -> list[Block]:
         return blocks_of(self.window.shape)
 
-    def sizes(self, step: int) -> tuple[int, int]:
-        tile, overlap = (-(-size // step) * step for size in (self.tile, self.overlap))
-        return tile, overlap
-
     @property
     def last(self) -> str:
         """The last step that reads tiles."""
@@ -122,9 +126,9 @@ class Layout:
         return [i for i, (place, _) in enumerate(self.places) if common(area, place[:2])]
 
     def described_tiles(self) -> Tiles:
-        rows, columns = part_edges([place for place, _ in self.places])
-        return Tiles(*self.sizes(self.predictor.multiple), self.window.padded, self.window.offset,
-                     rows, columns)  # fmt: skip
+        places = [place for place, _ in self.places]
+        return describe_tiles(self.predictor, self.window.shape, self.tile, self.overlap,
+                              *part_edges(places))  # fmt: skip
 
 
 def common(one: Sequence[slice], other: Sequence[slice]) -> Place | None:

@@ -3,14 +3,16 @@
 import functools
 import json
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
 from posterior_trees.engine import Engine
 from posterior_trees.errors import InputError
+from posterior_trees.imaging.stored import VOLATILE
 from posterior_trees.imaging.tree_zarr import put_in_place
 from posterior_trees.lock import HOLDER, LOCK, hold
 from posterior_trees.pictures.stream.layout import Layout
@@ -20,32 +22,38 @@ from posterior_trees.store import write_json
 
 ROOM = 1.2
 """How much more of the disk must be free than is expected to be used."""
-VOLATILE = ("date", "command")
-"""What of the provenance may be another when the same work goes on."""
 FOLDERS = ("done", "tiles", "grams", "histograms", "found", "labels")
 
 
-def run_stream(stream: Stream, engine: Engine, watch: Callable[[list], Iterable] = iter) -> None:
-    """The result in its folder; what is done already is not done again. `watch` wraps the loop over
-    the tiles that are predicted."""
-    with hold(stream.work):
-        begin(stream)
-        for step, items in stream.steps():
-            todo = [item for item in items if not stream.is_done(step, item)]
-            outcomes = engine.run(functools.partial(stream.perform, step), todo)
-            for _ in watch(todo) if step == "predict" else todo:
-                if error := next(outcomes).error:
-                    raise error
+def run_stream(
+    stream: Stream, engine: Engine, out: Path, *, free: Sequence[str] = (),
+    watch: Callable[[range], Iterable] = iter,
+) -> None:  # fmt: skip
+    """The result in its folder; what is done already is not done again. Settings that are not
+    `free` must be those of before. `watch` wraps the loop over all that is done."""
+    with hold(stream.work, out):
+        begin(stream, out, free)
+        todo = [(step, [item for item in items if not stream.is_done(step, item)])
+                for step, items in stream.steps()]  # fmt: skip
+        ticks = iter(watch(range(sum(len(items) for _, items in todo))))
+        for step, items in todo:
+            with closing(engine.run(functools.partial(stream.perform, step), items)) as outcomes:
+                for outcome in outcomes:
+                    if outcome.error:
+                        raise outcome.error
+                    next(ticks)
         if stream.part.is_dir():
             put_in_place(stream.part, stream.folder)
 
 
-def begin(stream: Stream) -> None:
+def begin(stream: Stream, out: Path, free: Sequence[str] = ()) -> None:
     """Take up what is there, if it is of the same picture and settings; else from the start."""
     now = json.loads(json.dumps(dict(stream.provenance)))
     before = _read_job(stream.work / "job.json")
     if before is not None and before.get("stamp") == now.get("stamp"):
-        refuse_others(before, now, stream.folder.parent)
+        for name in sorted({*before, *now} - {*VOLATILE, *free}):
+            if before.get(name) != now.get(name):
+                refuse_other(out, name, before, now)
         stream.provenance = before
     is_finished = stream.marks.has("finish", ())
     has_result = stream.part.is_dir() or (is_finished and stream.folder.is_dir())
@@ -63,14 +71,13 @@ def begin(stream: Stream) -> None:
     write_json(stream.work / "job.json", stream.provenance)
 
 
-def refuse_others(before: Mapping[str, Any], now: Mapping[str, Any], place: Path) -> None:
-    """Refuse to go on with other settings."""
-    for name in sorted({*before, *now} - {*VOLATILE}):
-        if before.get(name) != now.get(name):
-            raise InputError(
-                f"{place} was begun with {name} {_say(before.get(name))} (now "
-                f"{_say(now.get(name))}): go on with the same, choose another --out, or --overwrite"
-            )
+def refuse_other(
+    place: Path, name: str, before: Mapping[str, Any], now: Mapping[str, Any]
+) -> NoReturn:
+    """Refuse to go on with another setting."""
+    old, new = (_say(settings.get(name)) for settings in (before, now))
+    raise InputError(f"{place} was begun with {name} {old} (now {new}): go on with the same, "
+                     "choose another --out, or --overwrite")  # fmt: skip
 
 
 def estimate(layout: Layout) -> tuple[int, int]:

@@ -33,6 +33,7 @@ from torch import Tensor
 from posterior_trees.errors import InputError
 from posterior_trees.imaging.otsu import histogram
 from posterior_trees.imaging.regions import SMALLEST
+from posterior_trees.imaging.stack import need
 from posterior_trees.imaging.tree_zarr import all_nodes
 from posterior_trees.pictures.nuclei.blocks import Found, Odds, count_block, paint
 from posterior_trees.pictures.nuclei.count import Count, choose_threshold, sum_up
@@ -249,8 +250,9 @@ class Stream(Layout):
             for number, pixels in pairs:
                 owned[number] += pixels
         found = (self._found(i) for i in range(len(self.blocks)))
-        return sum_up(found, self.odds, self.bright, SMALLEST, owned[1:].tolist(),
-                      self.writer.label_array())  # fmt: skip
+        home = self.part if self.part.is_dir() else self.folder
+        labels = need("zarr").open_array(home / "labels" / "nuclei" / "0", mode="r")
+        return sum_up(found, self.odds, self.bright, SMALLEST, owned[1:].tolist(), labels)
 
     def _nodes_at(self, tile: int, area: Place) -> Float[Tensor, "nodes h w"]:
         """What a tile has at a place of the picture."""

@@ -1,0 +1,157 @@
+"""Fields whose trees are too large for memory: to disk, by the steps of `stream`.
+
+Pages show whole trees, so that only other results are streamed.
+"""
+
+import shutil
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import torch
+from jaxtyping import Float32
+from torch import Tensor
+
+from posterior_trees.engine import Engine
+from posterior_trees.errors import InputError, PosteriorTreesError
+from posterior_trees.imaging.adjust import describe_misfit
+from posterior_trees.imaging.regions import SIDE
+from posterior_trees.imaging.size import block_means, block_of, scale_size
+from posterior_trees.imaging.source import Source, open_source
+from posterior_trees.imaging.stack import need
+from posterior_trees.imaging.stored import StoredNode, open_tree
+from posterior_trees.imaging.tree_tiff import write_tree_tiff
+from posterior_trees.pictures.answer import Tiling
+from posterior_trees.pictures.formats import write_labels, zarr_name
+from posterior_trees.pictures.nuclei.count import Count
+from posterior_trees.pictures.nuclei.magnification import describe_magnification
+from posterior_trees.pictures.nuclei.table import NUCLEI, nucleus_rows
+from posterior_trees.pictures.reading import Origin, choose_scale, open_plane
+from posterior_trees.pictures.results import MACHINE, Results, Task
+from posterior_trees.pictures.stream import Stream, run_stream
+from posterior_trees.pictures.tables import field_row, write_csv
+from posterior_trees.pictures.tiles import WITHDRAWN, needs_tiles
+from posterior_trees.pictures.work import Made, Work
+from posterior_trees.predictor import Predictor
+from posterior_trees.tree import Tree, level_sizes
+
+LIMIT = 2**30
+"""Bytes of all nodes in float32 above which a tree is made on disk: 4,500 × 4,500 pixels of 13."""
+
+
+def is_huge(work: Work, task: Task) -> bool:
+    """By its size alone, so that every computer decides alike."""
+    tile = (work.tiling or Tiling()).tile
+    if work.results is None or work.has_page:
+        return False
+    with suppress(PosteriorTreesError, OSError), _open(work, task) as source:  # told by `read`
+        scale = choose_scale(work.reading, source, work.predictor)
+        size = source.shape if scale == 1 else scale_size(source.shape, scale, source.name)
+        nodes = sum(level_sizes(work.predictor.branching)) * work.predictor.channels
+        is_cut = needs_tiles(work.predictor, size, tile)
+        return is_cut and 4 * nodes * size[0] * size[1] > LIMIT
+    return False
+
+
+def stream_field(
+    work: Work, results: Results, engine: Engine, watch: Callable[[range], Iterable], task: Task
+) -> Made:
+    """All results of a huge field."""
+    start = time.monotonic()
+    stream, origin = make_stream(work, results, task)
+    if results.is_overwritten:
+        shutil.rmtree(stream.work, ignore_errors=True)
+    notes = [doubt(stream)]
+    run_stream(stream, engine, work.out, watch=watch,
+               free=MACHINE if results.is_mixed else ())  # fmt: skip
+    count = stream.counted() if stream.is_counted else None
+    root = _middle(open_tree(stream.folder).node())
+    tree = Tree([root[None, None, None]], [torch.zeros(1, 1)], ())
+    notes.append(describe_magnification(tree, work.predictor, 1 / stream.block))
+    note = ". ".join(filter(None, (*notes, work.remark)))
+    part = work.place / task.name
+    part.mkdir()
+    places = write_files(results.outputs.words, stream, part, task, count)
+    has_promises = getattr(work.predictor, "guarantee", None) is not None
+    said = WITHDRAWN.for_page() if has_promises else {}
+    row = field_row(task.field, "done", time.monotonic() - start, count=count,
+                    tiles=len(stream.tiles), note=note, said=said)  # fmt: skip
+    facts = {"field": row, "nuclei": [], "example": None}
+    if count is not None and results.is_tabled:
+        facts["table"] = f"{task.name}.csv"
+        rows = nucleus_rows(task.field, count, stream.frame)
+        (work.out / ".fields").mkdir(exist_ok=True)
+        write_csv(work.out / ".fields" / facts["table"], NUCLEI, [rows])
+    record = results.put(task, part, places, origin, facts)
+    if not work.keeps_tiles:
+        shutil.rmtree(stream.work)
+    return Made(record, None, [f"{task.field.path}: {note}"] if note else [])
+
+
+def make_stream(work: Work, results: Results, task: Task) -> tuple[Stream, Origin]:
+    """The plan of a field, and where it comes from."""
+    reading, outputs = work.reading, results.outputs
+    with _open(work, task) as source:
+        scale = choose_scale(reading, source, work.predictor)
+        block = 1 if scale == 1 else block_of(source.shape, scale)
+        if not block or reading.importer or reading.resize or reading.is_clean:
+            raise InputError(
+                f"{source.name} is too large for memory, and is predicted as it is or at --scale "
+                "1/2, 1/3 …: leave other changes of its size out"
+            )
+        pixel = source.pixel_size and source.pixel_size[0]
+        origin = Origin(pixel, block, source.stack.stamp, source.channels[source.channel])
+    scratch = (work.scratch or work.out) / f".{task.name}.work"
+    folder = work.out / zarr_name(task.field, task.name)
+    tile, overlap = (work.tiling or Tiling()).sizes
+    stream = Stream(
+        work.make_predictor, task.field, folder if "zarr" in outputs.words else scratch / "tree",
+        scratch, reading.plane, reading.adjustment, block, tile, overlap, outputs.dtype,
+        outputs.ngff, results.provenance(task, origin), results.is_counted, results.threshold,
+        "tiff" in outputs.words and outputs.dtype == "uint8", work.keeps_tiles,
+        not task.field.plate,
+    )  # fmt: skip
+    stream.predictor = work.predictor
+    return stream, origin
+
+
+def doubt(stream: Stream) -> str:
+    """Why the picture may not be what the model was trained on, by its middle."""
+    predictor: Predictor = stream.predictor
+    source = stream.window.source
+    h, w = (stream.block * side for side in stream.window.shape)
+    top, left = (max(0, (side - SIDE) // 2) for side in (h, w))
+    middle = source.read_stored(slice(top, min(top + SIDE, h)), slice(left, min(left + SIDE, w)))
+    stored = block_means(middle, stream.block)
+    return describe_misfit(stored, stream.adjustment, predictor, lambda pixels:
+                           predictor.measurement.observe(pixels.to(predictor.device)))  # fmt: skip
+
+
+def write_files(
+    words: Sequence[str], stream: Stream, part: Path, task: Task, count: Count | None
+) -> list[str]:
+    """What is made of the result on disk; returns the names."""
+    places = []
+    if "tiff" in words:
+        places.append(f"{task.name}.tree.ome.tif")
+        folder = stream.deep.folder if stream.is_deep else stream.folder
+        nodes = need("zarr").open_array(folder / "0", mode="r")
+        write_tree_tiff(part / places[0], nodes, stream.predictor.branching, stream.frame,
+                        stream.provenance, is_float=stream.dtype == "float32")  # fmt: skip
+    if "labels" in words:
+        assert count is not None
+        places += write_labels(part, task.name, count)
+    return places
+
+
+def _open(work: Work, task: Task) -> Source:
+    """The plane that is meant, of a photograph the grey one."""
+    plane = open_plane(task.field.path, work.predictor, work.reading.plane)
+    return plane or open_source(task.field.path, **work.reading.plane._asdict())
+
+
+def _middle(node: StoredNode) -> Float32[Tensor, "h w"]:
+    h, w = node.shape
+    top, left = (max(0, (side - SIDE) // 2) for side in (h, w))
+    return node[top : top + SIDE, left : left + SIDE]
