@@ -1,6 +1,7 @@
 # make demo   trees of sample digits in demo/index.html, predicted on the spot
 # make test   all quick tests
 # make lint   style, format and types
+# make bioimageio  the tests of that export, in an environment of its own
 # make clean  remove .venv and everything that can be made again
 #
 # Each needs only Python 3.11 or newer: what is missing is installed into .venv on first use, and
@@ -14,7 +15,7 @@ INSTALL := $(VENV_PYTHON) -m pip install --quiet --disable-pip-version-check -c 
 TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 MPLBACKEND=Agg
 WORKERS ?= auto
 
-.PHONY: demo test browser lint clean
+.PHONY: demo test browser lint bioimageio clean
 
 demo: .venv/.installed
 	@$(VENV_PYTHON) -m posterior_trees demo --out demo
@@ -32,8 +33,16 @@ lint: .venv/.installed-dev
 	.venv/bin/ruff format --check .
 	.venv/bin/ty check
 
+# Its library wants an older pydantic than the tests' validators of OME-Zarr.
+bioimageio: | .venv/.made
+	@$(VENV_PYTHON) -m venv .venv-bioimageio
+	@grep -Ev '^pydantic(-core)?=' constraints.txt > .venv-bioimageio/constraints.txt
+	@.venv-bioimageio/bin/python -m pip install --quiet --disable-pip-version-check \
+	  -c .venv-bioimageio/constraints.txt -c constraints-bioimageio.txt -e '.[bioimageio,dev]'
+	$(TEST_ENV) .venv-bioimageio/bin/python -m pytest -q tests/test_bioimageio.py
+
 clean:
-	rm -rf .venv demo dist build .pytest_cache .ruff_cache
+	rm -rf .venv .venv-bioimageio demo dist build .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 .venv/.installed: pyproject.toml constraints.txt | .venv/.made

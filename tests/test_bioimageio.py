@@ -59,7 +59,7 @@ def test_promises_stay_at_home() -> None:
 
 @pytest.fixture(scope="module")
 def core() -> Any:
-    reason = "needs an environment of its own: constraints-bioimageio.txt"
+    reason = "needs an environment of its own: make bioimageio"
     return pytest.importorskip("bioimageio.core", reason=reason, exc_type=Exception)
 
 

@@ -1,8 +1,10 @@
 """docs/cells.md, from a plate to a table: its commands run, on a plate that is painted here."""
 
 import csv
+import os
 import runpy
 import shlex
+import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,9 +14,14 @@ import tifffile
 import torch
 import zarr
 from paint import paint_field, write_ome_tiff, write_plate
+from PIL import Image
 from test_readme import ROOT, find_blocks
 
 from posterior_trees import cli
+from posterior_trees.data import list_names
+from posterior_trees.imaging.otsu import otsu
+from posterior_trees.imaging.regions import FAINTEST, SMALLEST, find_regions
+from posterior_trees.models.checkpoint import load_recipe
 
 PAGE = ROOT / "docs" / "cells.md"
 WELLS = [f"{row}/{column}" for row in "ABC" for column in range(1, 6)]
@@ -99,6 +106,35 @@ def test_the_plate_became_a_table(lab: Path) -> None:
             assert float(row["y_um"]) == pytest.approx(0.65 * y, abs=1e-3)
     (more,) = read_table(lab / "more" / "fields.csv")
     assert (more["well"], more["site"], more["status"]) == ("A01", "1", "done")
+
+
+@pytest.mark.slow
+def test_nuclei_of_the_real_plate_are_those_of_its_dna(tmp_path: Path, monkeypatch) -> None:
+    """From PTREES_DATA/cells_actin_dna.tar (BBBC022), test wells: files in, tables out, F1 as in
+    results/cells_actin_to_dna, where cameras are moved onto each other first."""
+    tar = Path(os.environ.get("PTREES_DATA", "nowhere")) / "cells_actin_dna.tar"
+    if not tar.is_file():
+        pytest.skip("PTREES_DATA has no cells_actin_dna.tar")
+    names = list_names(load_recipe("cells").data, tar.parent, "test")
+    with tarfile.open(tar) as archive:
+        files = [m for m in archive if m.isfile() and Path(m.name).name in names]
+        archive.extractall(tmp_path, files, filter="data")
+    (actin,) = tmp_path.rglob("actin_golgi")
+    out = tmp_path / "out"
+    words = ["--well-pattern", r"(?P<well>[A-P]\d\d)_s(?P<site>\d+)", "--out", str(out)]
+    cli.main(["predict", "cells", str(actin), *words])  # of so many fields tables and labels
+    nuclei = read_table(out / "nuclei.csv")
+    monkeypatch.syspath_prepend(ROOT / "reproduction" / "scripts")
+    matched = runpy.run_path(str(ROOT / "reproduction" / "scripts" / "count_f1.py"))["matched"]
+    there = true = 0
+    for name in names:
+        dna = torch.from_numpy(np.asarray(Image.open(actin.parent / "dna" / name)) / 255)
+        truth = find_regions(dna > max(otsu(dna), FAINTEST), SMALLEST)
+        labels = tifffile.imread(out / f"{Path(name).stem}.nuclei.tif").astype(np.int64)
+        there += matched(torch.from_numpy(labels), truth)
+        true += int(truth.max())
+    assert {row["well"] for row in nuclei} == {name[:3] for name in names}
+    assert 2 * there / (len(nuclei) + true) == pytest.approx(0.928, abs=0.02)
 
 
 def test_a_nucleus_is_the_same_if_half_of_the_union_is_shared(monkeypatch) -> None:
