@@ -23,7 +23,7 @@ from paint import (
 from PIL import Image
 
 from posterior_trees.cli import main
-from posterior_trees.errors import DataError
+from posterior_trees.errors import DataError, MissingError
 from posterior_trees.imaging.fields import list_fields
 from posterior_trees.imaging.ome_zarr import attributes_of
 from posterior_trees.imaging.source import Source, open_source
@@ -259,6 +259,20 @@ def test_what_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             f"reading {what} needs {module}, which is not installed: "
             'pip install "posterior-trees[micro]"'
         )
+
+
+def test_a_missing_codec_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    field = paint_field()[1]
+    for packed in ("zlib", "lzw", "zstd"):
+        tifffile.imwrite(tmp_path / f"{packed}.tif", field, tile=(32, 32), compression=packed)
+    monkeypatch.setitem(sys.modules, "imagecodecs", None)
+    for packed in ("zlib", "lzw", "zstd"):
+        with open_source(tmp_path / f"{packed}.tif") as source:
+            if packed == "zlib":
+                np.testing.assert_array_equal(source.read(ALL, ALL), field)
+            else:
+                with pytest.raises(MissingError, match="compressed TIFF needs imagecodecs, which"):
+                    source.read(ALL, ALL)
 
 
 def test_photographs_stay_with_pillow(tmp_path: Path) -> None:

@@ -29,6 +29,8 @@ from posterior_trees.imaging.stack import (
 MAGIC = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 ORIENTATION = 274
 MOST_PAGES = 100_000
+UNPACKED = (1, 8, 32946)
+"""Compressions (none, deflate) that need no further package."""
 
 
 def is_tiff(path: Path) -> bool:
@@ -109,6 +111,8 @@ def _describe(path: Path, file: Any, series: Any, number: int) -> Stack | None:
     def read(index: tuple[int | slice, ...]) -> np.ndarray:
         nonlocal array
         zarr = need("zarr")
+        if page.compression not in UNPACKED:
+            need("imagecodecs")
         with damage_named(str(path)):
             if array is None:
                 array = zarr.open_array(series.aszarr(level=0), mode="r")
