@@ -5,7 +5,7 @@
 # make clean  remove .venv and everything that can be made again
 #
 # Each needs only Python 3.11 or newer: what is missing is installed into .venv on first use, and
-# again when pyproject.toml or constraints.txt change. PYTHON=… chooses the interpreter.
+# again when a pyproject.toml or constraints.txt changes. PYTHON=… chooses the interpreter.
 
 SUITABLE := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
 CANDIDATES := python3 python3.13 python3.12 python3.11 python3.14 python
@@ -15,18 +15,30 @@ INSTALL := $(VENV_PYTHON) -m pip install --quiet --disable-pip-version-check -c 
 TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 MPLBACKEND=Agg
 WORKERS ?= auto
 
-.PHONY: demo test browser lint bioimageio clean
+PLUGIN := plugins/napari
+# What Qt and its screen for tests need of Debian, beside what every computer with a screen has.
+SCREEN := xvfb libdbus-1-3 libegl1 libfontconfig1 libgl1 libgl1-mesa-dri libglib2.0-0 libxkbcommon-x11-0 \
+  $(addprefix libxcb-,cursor0 icccm4 image0 keysyms1 render-util0 shape0 xinerama0 xkb1)
+
+.PHONY: demo test browser screen lint bioimageio clean
 
 demo: .venv/.installed
 	@$(VENV_PYTHON) -m posterior_trees demo --out demo
 	@echo "Open $(CURDIR)/demo/index.html in a browser."
 
-test: .venv/.installed-dev browser
+test: .venv/.installed-dev browser screen
 	$(TEST_ENV) $(VENV_PYTHON) -m pytest -q -n $(WORKERS) --maxprocesses 4 --dist worksteal
+	$(TEST_ENV) $(VENV_PYTHON) -m pytest -q $(PLUGIN)
 
-# Debian's Chromium for the browser tests, where it is missing and may be installed.
+# Where they are missing and may be installed: Debian's Chromium for the browser tests …
 browser:
-	@sh tests/install_chromium.sh
+	@sh tests/install_packages.sh "The browser tests" \
+	  "command -v chromium || command -v chromium-browser || command -v google-chrome" chromium
+
+# … and a screen for napari's.
+screen:
+	@sh tests/install_packages.sh "The napari tests" \
+	  "command -v Xvfb && ldconfig -p | grep -F libxcb-cursor.so.0" $(SCREEN)
 
 lint: .venv/.installed-dev
 	.venv/bin/ruff check .
@@ -50,9 +62,9 @@ clean:
 	@$(INSTALL) -e '.[explore]'
 	@touch $@
 
-.venv/.installed-dev: pyproject.toml constraints.txt | .venv/.made
+.venv/.installed-dev: pyproject.toml constraints.txt $(PLUGIN)/pyproject.toml $(PLUGIN)/constraints.txt | .venv/.made
 	@echo "Installing into .venv; the first time takes a few minutes."
-	@$(INSTALL) -e '.[dev]'
+	@$(INSTALL) -c $(PLUGIN)/constraints.txt -e '.[dev]' -e '$(PLUGIN)[test]'
 	@touch .venv/.installed $@
 
 .venv/.made:

@@ -125,6 +125,7 @@ def test_the_layout_is_the_one_that_is_promised(tmp_path: Path) -> None:
     frame = Frame(pixel=0.5, shrink=2)
     folder = write_tree(tmp_path / "A1.tree.ome.zarr", tree, frame=frame, tiles=tiles,
                         local=local, provenance={"model": "cells"}, nuclei=NUCLEI)  # fmt: skip
+    assert attributes_of(folder)["multiscales"][0]["name"] == "A1.tree.ome.zarr"
     facts = attributes_of(folder)["posterior_trees"]
     assert facts["branching"] == [3, 3]
     assert [node["path"] for node in facts["nodes"]][:5] == [[], [0], [1], [2], [0, 0]]

@@ -23,7 +23,7 @@ def browser() -> Iterator[Any]:
         sync_api = pytest.importorskip("playwright.sync_api")
     found = next(filter(None, map(shutil.which, NAMES)), None)
     if found is None:
-        reason = f"no browser: none of {', '.join(NAMES)} is installed (tests/install_chromium.sh)"
+        reason = f"no browser: none of {', '.join(NAMES)} is installed (make browser)"
         if os.environ.get("CI"):
             pytest.fail(reason)
         pytest.skip(reason)

@@ -19,20 +19,22 @@ FORMATS = {"0.4": 2, "0.5": 3}
 
 
 class Frame(NamedTuple):
-    """Where pixels lie: `pixel` is the side of an input's pixel in µm, if it is known, and `shrink`
-    how many of them one pixel of the result is wide."""
+    """Where pixels lie: `pixel` is the side of an input's pixel in µm, if it is known, `shrink` how
+    many of them one pixel of the result is wide, and `corner` where the input's first one lies."""
 
     pixel: float | int | None = None
     shrink: float | int = 1.0
+    corner: tuple[float, float] = (0.0, 0.0)
 
     def steps(self, *factors: float | int) -> list[dict[str, Any]]:
         """Scale and translation of an image whose pixels are as many of the result's high and
         wide; one number says both."""
         side = self.pixel or 1.0
         wide = [factor * self.shrink for factor in (factors * 2)[:2]]
+        places = [c + side * (f - 1) / 2 for c, f in zip(self.corner, wide, strict=True)]
         return [
             {"type": "scale", "scale": [1.0, *[side * f for f in wide]]},
-            {"type": "translation", "translation": [0.0, *[side * (f - 1) / 2 for f in wide]]},
+            {"type": "translation", "translation": [0.0, *places]},
         ]
 
     def axes(self, names: str = "cyx") -> list[dict[str, str]]:
@@ -63,15 +65,18 @@ def omero(labels: Sequence[str], value_of_one: float | int) -> dict[str, Any]:
     ]}}  # fmt: skip
 
 
+def colour_of(probability: float) -> list[int]:
+    """Red, green, blue and opacity of a nucleus: green, and orange the less probable it is."""
+    return [round(255 - 185 * probability), round(150 + 50 * probability),
+            round(90 * probability), 255]  # fmt: skip
+
+
 def image_label(properties: Sequence[Mapping[str, Any]], ngff: str) -> dict[str, Any]:
-    """What each label's number means, orange the less probable it is; the image lies two folders
-    up."""
+    """What each label's number means; the image lies two folders up."""
     listed = properties if len(properties) <= LABELS_LISTED else ()
     colors: list[dict[str, Any]] = [
-        {"label-value": p["label-value"],
-         "rgba": [round(255 - 185 * p["probability"]), round(150 + 50 * p["probability"]),
-                  round(90 * p["probability"]), 255]} for p in listed
-    ] or [{"label-value": 0, "rgba": [0, 0, 0, 0]}]  # fmt: skip
+        {"label-value": p["label-value"], "rgba": colour_of(p["probability"])} for p in listed
+    ] or [{"label-value": 0, "rgba": [0, 0, 0, 0]}]
     facts: dict[str, Any] = {"source": {"image": "../../"}, "colors": colors}
     if listed:
         facts["properties"] = [dict(p) for p in listed]

@@ -110,7 +110,8 @@ class TreeWriter:
         if nuclei is not None:
             self._write_nuclei(nuclei)
         steps = [self.frame.steps(2**level) for level in range(len(self.sizes))]
-        image = multiscales(self.folder.name, self.frame.axes(), steps, self.ngff)
+        name = self.folder.name.removeprefix(".").removesuffix(".part")  # it is renamed when whole
+        image = multiscales(name, self.frame.axes(), steps, self.ngff)
         paths = paths_of(self.branching)
         nodes = [
             {"path": list(path), "channel": channel, "probability": math.exp(log),

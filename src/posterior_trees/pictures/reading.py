@@ -48,7 +48,7 @@ from posterior_trees.pictures.importers import Importer, choose_importer, refuse
 from posterior_trees.predictor import Predictor
 from posterior_trees.tree import level_sizes
 
-Source = str | PathLike[str] | bytes | np.ndarray | Tensor
+Source = str | PathLike[str] | bytes | np.ndarray | Tensor | PlaneOfFile
 
 PLANE = Plane()
 
@@ -148,8 +148,8 @@ class Picture(NamedTuple):
 def read(
     source: Source, predictor: Predictor, reading: Reading | None = None, name: str = "the picture"
 ) -> Picture:
-    """A file, the bytes of one, an array `(h, w)` or `(h, w, c)`, or a tensor `(h, w)`,
-    `(c, h, w)` or `(b, c, h, w)`, as `predictor` takes it. A path is its own name."""
+    """A file, the bytes of one, an open plane, an array `(h, w)` or `(h, w, c)`, or a tensor
+    `(h, w)`, `(c, h, w)` or `(b, c, h, w)`, as `predictor` takes it. A path is its own name."""
     reading = reading or Reading()
     reading.check(predictor)
     if isinstance(source, Tensor | np.ndarray):
@@ -158,10 +158,14 @@ def read(
         pixels = from_memory(source, predictor)
         _check_size(pixels, predictor, name)
         return Picture(name, pixels, reading)
-    name = name if isinstance(source, bytes) else str(source)
-    plane = None if isinstance(source, bytes) else open_plane(source, predictor, reading.plane)
+    if isinstance(source, PlaneOfFile):
+        plane: PlaneOfFile | None = source
+    else:
+        name = name if isinstance(source, bytes) else str(source)
+        plane = None if isinstance(source, bytes) else open_plane(source, predictor, reading.plane)
     reading = reading._replace(scale=choose_scale(reading, plane, predictor))
     if plane is None:
+        assert not isinstance(source, PlaneOfFile)
         stored, have = _read_file(_open(source, name), predictor, reading, name)
         stamp = {} if isinstance(source, bytes) else stamp_of(source)
         known = reading.plane.pixel_size
