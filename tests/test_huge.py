@@ -2,18 +2,22 @@
 
 import contextlib
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import tifffile
+import torch
 from paint import paint_field, write_ome_tiff, write_plate
 from test_stream import digest
 from test_written import OPTIONS, rows_of
 
+import posterior_trees
 from posterior_trees import Tree, cli
 from posterior_trees.imaging.ome_zarr import attributes_of
+from posterior_trees.imaging.stored import open_tree
 from posterior_trees.pictures import huge
 from posterior_trees.pictures.stream import Stream
 
@@ -65,6 +69,24 @@ def test_the_same_files_come_of_memory_and_of_the_disk(
     assert said.replace("here", "there") == also_said
     assert not list((tmp_path / "scratch").iterdir())
     assert results_of(here) == results_of(there)
+
+
+def test_a_result_says_how_it_was_made(tmp_path: Path, predict: Predict) -> None:
+    file = write_ome_tiff(tmp_path / "in" / "a.ome.tif", paint_field(90, 100))
+    out, _ = predict("out", *ALL, "--write", "zarr", "--scale", "1/2", "--gamma", "0.5")
+    told = open_tree(out / "a.tree.ome.zarr").provenance
+    stamp = {"bytes": file.stat().st_size, "modified": file.stat().st_mtime_ns}
+    expected = {
+        "model": "cells", "path": str(file), "stamp": stamp, "axes": None, "channel": "Actin",
+        "at": [], "scale": 0.5, "levels": [7000, 37000], "gamma": 0.5, "invert": False,
+        "dtype": "uint8", "device": "cpu", "torch": torch.__version__, "threads": 1,
+        "pixel_size": 0.65, "tile": 64, "overlap": 16, "command": "ptrees",
+    }  # fmt: skip
+    assert {name: told[name] for name in expected} == expected
+    assert re.fullmatch("[0-9a-f]{64}", told["weights"])
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d", told["date"])
+    assert told["version"] == posterior_trees.__version__
+    assert told["commit"]
 
 
 def test_what_was_not_asked_for_is_not_kept(tmp_path: Path, predict: Predict) -> None:

@@ -1,6 +1,7 @@
 """Trees to disk, tile by tile: the same to the bit, in little memory, from wherever it stopped."""
 
 import contextlib
+import csv
 import functools
 import hashlib
 import json
@@ -17,14 +18,16 @@ import pytest
 import torch
 import zarr
 from paint import paint_field, write_ome_tiff, write_ome_zarr
+from test_tree_zarr import check_with_others
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from posterior_trees import Downsample, Paired, Tree, TreePredictor
-from posterior_trees.engine import OneProcess
+from posterior_trees.engine import OneProcess, make_engine
 from posterior_trees.errors import InputError
 from posterior_trees.imaging.adjust import Adjustment
 from posterior_trees.imaging.fields import Field
+from posterior_trees.imaging.ome_zarr import attributes_of
 from posterior_trees.imaging.size import block_means
 from posterior_trees.imaging.source import Plane, open_source
 from posterior_trees.imaging.tree_zarr import write_tree
@@ -242,6 +245,17 @@ def test_a_process_killed_in_any_step_loses_nothing(tmp_path: Path, tall, step: 
     assert digest(stream.folder) == expected
 
 
+def test_several_processes_change_no_byte(tmp_path: Path, tall) -> None:
+    path, _, expected = tall
+    stream = stream_of(tmp_path, path, **TALL)
+    engine = make_engine("local", 2)
+    try:
+        run_stream(stream, engine, tmp_path)
+    finally:
+        engine.close()
+    assert digest(stream.folder) == expected
+
+
 def test_marks_without_their_files_are_not_believed(tmp_path: Path, tall) -> None:
     path, steps, expected = tall
     stream = stream_of(tmp_path, path, **TALL, keeps_tiles=True)
@@ -332,6 +346,40 @@ def test_a_picture_of_16384_pixels_a_side_takes_less_than_a_gigabyte(tmp_path: P
     print(peak, nuclei)
     assert nuclei > 100_000
     assert peak <= 1000
+
+
+def make_plain() -> TreePredictor:
+    """Every leaf is the input, and what is bright in it as large as a nucleus."""
+    predictor = make_stub()
+    predictor.network.filters.data.zero_()[:, :, 1, 1] = 1
+    return predictor
+
+
+def test_a_dot_lies_at_one_place_in_root_labels_pyramid_and_table(tmp_path: Path) -> None:
+    """In µm from the centre of the input's first pixel, of which 2×2 are one of the result."""
+    pixel, size = 0.65, (2080, 96)
+    picture = np.full((1, *size), 1000, np.uint16)
+    picture[0, 1600:1604, 40:44] = 60000
+    path = write_ome_zarr(tmp_path / "in.ome.zarr", picture, pixel=pixel, names=("Actin",))
+    stream = stream_of(tmp_path, path, make=make_plain, block=2, is_counted=True, tile=160)
+    run(stream)
+    want = [pixel * 1601.5, pixel * 41.5]
+    for group, name in (("", "0"), ("", "1"), ("labels/nuclei", "0"), ("labels/nuclei", "1")):
+        facts = attributes_of(stream.folder / group)["multiscales"][0]["datasets"][int(name)]
+        steps = facts["coordinateTransformations"]
+        scale, first = steps[0]["scale"][-2:], steps[1]["translation"][-2:]
+        values = zarr.open_array(stream.folder / group / name, mode="r")[...]
+        values = values.reshape(-1, *values.shape[-2:])[0].astype(float)
+        values -= values.min()
+        centre = np.stack(np.indices(values.shape)).reshape(2, -1) @ values.ravel() / values.sum()
+        np.testing.assert_allclose(first + centre * scale, want, atol=1e-3, err_msg=group + name)
+    (row,) = csv.DictReader((stream.folder / "tables/nuclei.csv").open(encoding="utf-8"))
+    assert [float(row["y_um"]), float(row["x_um"])] == pytest.approx(want, abs=1e-3)
+    assert [float(row["row"]), float(row["column"])] == [1601.5, 41.5]
+    assert float(row["area_um2"]) == pytest.approx(int(row["pixels"]) * (2 * pixel) ** 2)
+    assert float(row["probability"]) == pytest.approx(1)
+    for group, kind in (("", "Image"), ("probabilities", "Image"), ("labels/nuclei", "ImageLabel")):
+        check_with_others(stream.folder / group, "0.5", kind)
 
 
 def test_models_that_change_the_size_are_refused(tmp_path: Path) -> None:

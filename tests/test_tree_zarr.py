@@ -80,7 +80,7 @@ def test_black_is_written_too(tmp_path: Path, ngff: str) -> None:
     empty = Nuclei(np.zeros((1100, 20), np.uint32), [], "")
     folder = write_tree(tmp_path / "a.tree.ome.zarr", tree, ngff=ngff, nuclei=empty)
     assert Tree.load(folder).leaves.max() == 0
-    for name, chunks in (("0", 9), ("1", 6), ("labels/nuclei/0", 3)):
+    for name, chunks in (("0", 9), ("1", 6), ("labels/nuclei/0", 3), ("labels/nuclei/1", 2)):
         assert zarr.open_array(folder / name, mode="r").nchunks_initialized == chunks, name
 
 

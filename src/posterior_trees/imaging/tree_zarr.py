@@ -4,7 +4,7 @@ r"""A tree as an OME-Zarr image, which napari, Fiji and others open: a channel f
       0, 1, 2 …          (c, y, x): all nodes, root first, level after level; each array half the
                          height and width of the one before
       probabilities/0    (c, rows, columns) float32: a pixel for each tile, its own probabilities
-      labels/nuclei/0    uint32 (y, x), each nucleus with its number
+      labels/nuclei/0 …  uint32 (y, x), each nucleus with its number
       tables/nuclei.csv  the nuclei, a row each
 
 Numbers of 8 or 16 bits hold values of [0, 1] in steps of $1/255$ or $1/65535$, so that a node is
@@ -40,6 +40,7 @@ from posterior_trees.imaging.stored import SCHEMA, Tiles, name_of, paths_of
 from posterior_trees.tree import Tree, level_sizes
 
 CHUNK = 512
+LABELS = "labels/nuclei"
 LEAST_SIDE, MOST_LEVELS = 1024, 6
 """A pyramid ends where no side is longer, and has no more levels."""
 ONE = {"uint8": 255, "uint16": 65535, "float32": 1.0}
@@ -60,13 +61,14 @@ class TreeWriter:
         ngff: str = "0.5",
         frame: Frame = PLAIN,
         is_pyramid: bool = True,
+        is_labelled: bool = False,
     ) -> None:
         if dtype not in ONE:
             raise InputError(f"--dtype is {dtype}; it is {', '.join(ONE)}")
         if ngff not in FORMATS:
             raise InputError(f"--ngff is {ngff}; it is {' or '.join(FORMATS)}")
         self.folder, self.branching, self.dtype, self.ngff = folder, tuple(branching), dtype, ngff
-        self.frame = frame
+        self.frame, self.is_labelled = frame, is_labelled
         self.nodes = sum(level_sizes(self.branching))
         self.sizes = pyramid_of(size) if is_pyramid else [(size[0], size[1])]
 
@@ -74,6 +76,8 @@ class TreeWriter:
         """Empty arrays; those that are there stay as they are."""
         for level, size in enumerate(self.sizes):
             self._create(self.folder / str(level), (self.nodes, *size), self.dtype)
+            if self.is_labelled:
+                self._create(self.folder / LABELS / str(level), size, "uint32")
 
     def chunks(self, level: int = 0) -> Iterator[tuple[slice, slice]]:
         """The parts in which an array is written."""
@@ -89,12 +93,20 @@ class TreeWriter:
             values = values.clamp(0, 1).mul(ONE[self.dtype]).round()
         self._array(0)[:, rows, columns] = values.cpu().numpy().astype(self.dtype)
 
+    def write_labels(self, rows: slice, columns: slice, labels: Shaped[np.ndarray, "h w"]) -> None:
+        """One chunk, or several, of the labels of full resolution."""
+        self._array(0, LABELS)[rows, columns] = labels.astype(np.uint32)
+
     def shrink(self, level: int, rows: slice, columns: slice) -> None:
-        """One chunk of a coarser array: means of 2×2 pixels, fewer at an odd edge."""
-        above, below = self._array(level - 1), self._array(level)
+        """One chunk of a coarser array: means of 2×2 pixels, fewer at an odd edge; of labels the
+        last of them, because NGFF wants as many arrays of these."""
         places = tuple(slice(2 * part.start, 2 * part.stop) for part in (rows, columns))
+        above, below = self._array(level - 1), self._array(level)
         for node in range(self.nodes):
             below[node, rows, columns] = halve(np.asarray(above[(node, *places)]))
+        if self.is_labelled:
+            above, below = self._array(level - 1, LABELS), self._array(level, LABELS)
+            below[rows, columns] = quarters(np.asarray(above[places])).max(axis=0)
 
     def finish(
         self,
@@ -130,10 +142,6 @@ class TreeWriter:
         image |= omero(names, ONE[self.dtype])
         write_group(self.folder, image, self.ngff, posterior_trees=facts)
 
-    def label_array(self) -> Any:
-        """Labels of the nuclei, written in the same chunks."""
-        return self._create(self.folder / "labels" / "nuclei" / "0", self.sizes[0], "uint32")
-
     def _write_local(self, local: np.ndarray, tiles: Tiles) -> None:
         rows, columns = tiles.grid
         folder = self.folder / "probabilities"
@@ -146,22 +154,16 @@ class TreeWriter:
                     self.ngff)  # fmt: skip
 
     def _write_nuclei(self, nuclei: "Nuclei") -> None:
-        if nuclei.labels is not None:
-            array = self.label_array()
-            for rows, columns in self.chunks():
-                array[rows, columns] = nuclei.labels[rows, columns]
-        if (self.folder / "labels").is_dir():
-            folder = self.folder / "labels" / "nuclei"
-            steps = [self.frame.steps(1)]
-            facts = multiscales("nuclei", self.frame.axes("yx"), steps, self.ngff)
-            facts |= image_label(nuclei.properties, self.ngff)
-            write_group(folder, facts, self.ngff)
-            write_group(folder.parent, {"labels": ["nuclei"]}, self.ngff)
+        folder = self.folder / LABELS
+        steps = [self.frame.steps(2**level) for level in range(len(self.sizes))]
+        facts = multiscales("nuclei", self.frame.axes("yx"), steps, self.ngff)
+        write_group(folder, facts | image_label(nuclei.properties, self.ngff), self.ngff)
+        write_group(folder.parent, {"labels": ["nuclei"]}, self.ngff)
         (self.folder / "tables").mkdir(exist_ok=True)
         (self.folder / "tables" / "nuclei.csv").write_text(nuclei.table, "utf-8", newline="\n")
 
-    def _array(self, level: int) -> Any:
-        return _open(self.folder / str(level))
+    def _array(self, level: int, inside: str = "") -> Any:
+        return _open(self.folder / inside / str(level))
 
     def _create(self, path: Path, shape: Sequence[int], dtype: str) -> Any:
         zarr, numcodecs = need("zarr"), need("numcodecs")
@@ -212,11 +214,14 @@ def write_tree(
     shutil.rmtree(part, ignore_errors=True)
     try:
         writer = TreeWriter(part, tree.branching, tree.shape[1:], dtype=dtype, ngff=ngff,
-                            frame=frame, is_pyramid=is_pyramid)  # fmt: skip
+                            frame=frame, is_pyramid=is_pyramid,
+                            is_labelled=nuclei is not None)  # fmt: skip
         writer.begin()
         images = torch.cat([level[0, :, 0] for level in tree.images]).detach()
         for rows, columns in writer.chunks():
             writer.write(rows, columns, images[:, rows, columns])
+            if nuclei is not None and nuclei.labels is not None:
+                writer.write_labels(rows, columns, nuclei.labels[rows, columns])
         for level in range(1, len(writer.sizes)):
             for chunk in writer.chunks(level):
                 writer.shrink(level, *chunk)
@@ -248,10 +253,15 @@ def pyramid_of(size: Sequence[int]) -> list[tuple[int, int]]:
 
 def halve(values: Shaped[np.ndarray, "h w"]) -> Shaped[np.ndarray, "_ _"]:
     """Means of 2×2 pixels, whole numbers rounded."""
-    odd = [(0, side % 2) for side in values.shape]
-    wide = np.pad(values, odd, mode="edge").astype(np.float32 if values.dtype.kind == "f" else int)
-    total = wide[::2, ::2] + wide[1::2, ::2] + wide[::2, 1::2] + wide[1::2, 1::2]
-    return (total / 4 if values.dtype.kind == "f" else (total + 2) // 4).astype(values.dtype)
+    is_float = values.dtype.kind == "f"
+    total = quarters(values).sum(axis=0, dtype=np.float32 if is_float else int)
+    return (total / 4 if is_float else (total + 2) // 4).astype(values.dtype)
+
+
+def quarters(values: Shaped[np.ndarray, "h w"]) -> Shaped[np.ndarray, "4 _ _"]:
+    """The four pixels of every 2×2; at an odd edge those that are there, twice."""
+    wide = np.pad(values, [(0, side % 2) for side in values.shape], mode="edge")
+    return np.stack([wide[i::2, j::2] for j in (0, 1) for i in (0, 1)])
 
 
 def all_nodes(leaves: Float[np.ndarray, "n t"], branching: Sequence[int]) -> np.ndarray:

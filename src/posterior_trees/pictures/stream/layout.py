@@ -92,7 +92,7 @@ class Layout:
     def writer(self) -> TreeWriter:
         return TreeWriter(self.part, self.predictor.branching, self.window.shape,
                           dtype=self.dtype, ngff=self.ngff, frame=self.frame,
-                          is_pyramid=self.is_pyramid)  # fmt: skip
+                          is_pyramid=self.is_pyramid, is_labelled=self.is_counted)  # fmt: skip
 
     @cached_property
     def deep(self) -> TreeWriter:

@@ -34,7 +34,7 @@ from posterior_trees.errors import InputError
 from posterior_trees.imaging.otsu import histogram
 from posterior_trees.imaging.regions import SMALLEST
 from posterior_trees.imaging.stack import need
-from posterior_trees.imaging.tree_zarr import all_nodes
+from posterior_trees.imaging.tree_zarr import LABELS, all_nodes
 from posterior_trees.pictures.nuclei.blocks import Found, Odds, count_block, paint
 from posterior_trees.pictures.nuclei.count import Count, choose_threshold, sum_up
 from posterior_trees.pictures.nuclei.table import describe_nuclei
@@ -90,8 +90,6 @@ class Stream(Layout):
     def begin(self) -> None:
         """Empty arrays, which all parts of are then written to."""
         self.writer.begin()
-        if self.is_counted:
-            self.writer.label_array()
         if self.is_deep:
             self.deep.begin()
 
@@ -196,7 +194,7 @@ class Stream(Layout):
         area = block.rows, block.columns
         near = [i for i, b in enumerate(self.blocks) if common(area, (b.tall, b.wide))]
         labels = paint(((self.before[i], self._found(i)) for i in near), *area)
-        self.writer.label_array()[area] = labels.numpy().astype(np.uint32)
+        self.writer.write_labels(*area, labels.numpy())
         numbers, pixels = labels[labels > 0].unique(return_counts=True)
         file = self.work / "labels" / f"{index}.json"
         write_json(file, list(zip(numbers.tolist(), pixels.tolist(), strict=True)))
@@ -251,7 +249,7 @@ class Stream(Layout):
                 owned[number] += pixels
         found = (self._found(i) for i in range(len(self.blocks)))
         home = self.part if self.part.is_dir() else self.folder
-        labels = need("zarr").open_array(home / "labels" / "nuclei" / "0", mode="r")
+        labels = need("zarr").open_array(home / LABELS / "0", mode="r")
         return sum_up(found, self.odds, self.bright, SMALLEST, owned[1:].tolist(), labels)
 
     def _nodes_at(self, tile: int, area: Place) -> Float[Tensor, "nodes h w"]:
