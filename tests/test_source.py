@@ -429,3 +429,15 @@ def test_chunks_are_no_larger_than_what_is_read(tmp_path: Path) -> None:
                        overwrite=True)  # fmt: skip
     with pytest.raises(DataError, match=r"chunks or tiles of 2.16 GB, the limit is 1.07"):
         open_source(folder, channel=0)
+
+
+def test_a_process_that_changes_its_folder_still_finds_its_files(
+    tmp_path: Path, monkeypatch
+) -> None:
+    """The decoder was started in another one."""
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        tifffile.imwrite(tmp_path / name / f"{name}.tif", np.zeros((9, 8), np.uint16))
+        monkeypatch.chdir(tmp_path / name)
+        with open_source(f"{name}.tif") as source:
+            assert source.shape == (9, 8)

@@ -3,8 +3,11 @@
 import contextlib
 import csv
 import json
+import re
 import shutil
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,10 +19,15 @@ from PIL import Image
 from yaozarrs import validate_zarr_store
 
 from posterior_trees import Tree, cli
+from posterior_trees.engine import OneProcess, make_engine
+from posterior_trees.errors import InputError, MissingError
+from posterior_trees.imaging.fields import Field
 from posterior_trees.imaging.ome_zarr import attributes_of
+from posterior_trees.imaging.source import Plane
 from posterior_trees.imaging.stored import open_tree
 from posterior_trees.pictures import work as work_module
 from posterior_trees.pictures import write as write_module
+from posterior_trees.pictures.levels import choose_levels
 
 OPTIONS = ("--levels", "7000", "37000", "--channel", "Actin", "--device", "cpu")
 
@@ -291,3 +299,120 @@ def test_a_full_disk_leaves_nothing_half_written(
     assert "No space left on device" in said
     assert calls
     assert not out.exists() or not list(out.rglob("*.tif"))
+
+
+def test_levels_of_a_batch_are_those_of_all_its_pixels(
+    tmp_path: Path, folder: Path, capsys, monkeypatch
+) -> None:
+    """… of the planes that are meant, whatever file they are in; they are settings like others."""
+    monkeypatch.setitem(globals(), "OPTIONS", ("--channel", "Actin", "--device", "cpu"))
+    (folder / "X_B09_s9.ome.tif").write_bytes(b"II*\0")  # is named as failed, and counts nothing
+    out, words = tmp_path / "out", (folder, "--write", "table")
+    predict(capsys, *words, "--out", out, "--levels", "auto")
+    pixels = np.concatenate([paint_field(160, 224, site)[1] for site in (1, 2, 3)])
+    low, high = json.loads((out / "job.json").read_text())["levels"]
+    assert (pixels < low).mean() < 0.001 <= (pixels <= low).mean()
+    assert (pixels < high).mean() < 0.999 <= (pixels <= high).mean()
+    predict(capsys, *words, "--out", tmp_path / "same", "--levels", low, high)
+    assert (tmp_path / "same/nuclei.csv").read_text() == (out / "nuclei.csv").read_text()
+    write_ome_tiff(folder / "X_B09_s9.ome.tif", 2 * paint_field(160, 224, 9))
+    said = predict(capsys, *words, "--out", out, "--levels", "auto")
+    assert f"was begun with levels {low} {high} (now {low}" in said
+    assert "stands alone" in predict(capsys, *words, "--out", out, "--levels", "auto", "3")
+
+
+def test_levels_of_other_numbers_are_nearly_exact(tmp_path: Path) -> None:
+    values = np.random.default_rng(0).gamma(2, 300, (300, 400)).astype(np.float32)
+    values[0, 0] = np.nan
+    tifffile.imwrite(tmp_path / "a.tif", values)
+    fields = [Field(tmp_path / "a.tif", "a")]
+    found = choose_levels(OneProcess(), fields, Plane())
+    np.testing.assert_allclose(found, np.nanquantile(values, [0.001, 0.999]), rtol=2e-3)
+    tifffile.imwrite(tmp_path / "a.tif", np.full((9, 9), 7, np.uint16))
+    with pytest.raises(InputError, match="nearly all pixels are 7"):
+        choose_levels(OneProcess(), fields, Plane())
+
+
+def test_a_dry_run_says_what_it_would_take_and_writes_nothing(
+    tmp_path: Path, folder: Path, capsys, monkeypatch
+) -> None:
+    out = tmp_path / "out"
+    words = (folder, "--out", out, "--write", "tiff,labels", "--dry-run", "--tile", 128)
+    said = predict(capsys, *words, "--overlap", 32, "--workers", 2)
+    size = 160 * 224 * (13 * 2 + 8)
+    assert said.splitlines() == [
+        "3 fields, 12 tiles",
+        f"scratch {2 * size / 1e9:.2f} GB, result {3 * size / 1e9:.2f} GB before compression",
+        f"memory per worker {(4e8 + 4 * 160 * 224 * 27) / 1e9:.2f} GB, beside what the network "
+        "takes",
+    ]
+    assert not out.exists()
+    free = SimpleNamespace(free=1.2 * 4 * size - 1)
+    monkeypatch.setattr("shutil.disk_usage", lambda _: free)
+    need, there = (f"{number / 1e9:.1f} GB" for number in (4.8 * size, free.free))
+    message = (f"scratch and result need {need}, {tmp_path} has {there} free: --work, "
+               "--dtype uint8, or fewer fields")  # fmt: skip
+    assert message in predict(capsys, *words)  # one worker: 1 + 3 fields
+    assert message in predict(capsys, *(word for word in words if word != "--dry-run"))
+    assert not list(tmp_path.rglob("*.tif*[!f]"))
+    free.free += 2
+    assert "scratch and result need" not in predict(capsys, *words)
+
+
+def test_progress_is_a_line_for_each_field_or_nothing(tmp_path: Path, folder: Path, capsys) -> None:
+    """Never one for each tile."""
+    (folder / "X_B02_s2.ome.tif").write_bytes(b"II*\0")
+    words = (folder, "--write", "table", "--tile", 64, "--progress")
+    said = predict(capsys, *words, "plain", "--out", tmp_path / "a").splitlines()
+    lines = [line for line in said if re.match(r"\d of 3  ", line)]
+    assert [line.split()[3:5] for line in lines] == [["X_B01_s1", "done"], ["X_B02_s2", "failed"],
+                                                     ["X_B03_s3", "done"]]  # fmt: skip
+    assert all(re.search(r"  [\d.]+/s, \d+ s left$", line) for line in lines)
+    said = predict(capsys, *words, "json", "--out", tmp_path / "b").splitlines()
+    told = [json.loads(line) for line in said if line.startswith("{")]
+    assert [(t["done"], t["total"], t["status"]) for t in told] == [
+        (1, 3, "done"), (2, 3, "failed"), (3, 3, "done")
+    ]  # fmt: skip
+    assert told[-1]["seconds_left"] == 0
+    assert " of 3  " not in predict(capsys, *words, "none", "--out", tmp_path / "c")
+
+
+def test_results_of_another_machine_are_mixed_only_when_that_is_asked_for(
+    tmp_path: Path, folder: Path, capsys
+) -> None:
+    out = tmp_path / "out"
+    words = (folder, "--out", out, "--write", "table")
+    predict(capsys, folder / "X_B01_s1.ome.tif", *words[1:])
+    assert json.loads((out / "job.json").read_text())["threads"] == 1
+    said = predict(capsys, *words, "--threads", 2)
+    assert f"{out} was begun with threads 1 (now 2): go on with the same" in said
+    predict(capsys, *words, "--threads", 2, "--allow-mixed")
+    torch.set_num_threads(1)
+    assert len(rows_of(out / "fields.csv")) == 3
+    assert json.loads((out / "job.json").read_text())["threads"] == 1
+    job = json.loads((out / "job.json").read_text()) | {"torch": "1.0", "device": "cuda"}
+    (out / "job.json").write_text(json.dumps(job))
+    assert "was begun with device cuda (now cpu)" in predict(capsys, *words)
+    assert "3 of 3 fields were done before" in predict(capsys, *words, "--allow-mixed")
+    assert "begun with tile" in predict(capsys, *words, "--allow-mixed", "--tile", 64)
+
+
+@pytest.mark.parametrize(("words", "message"), [
+    (["--array", "3/2"], "is 3/2; I is 0 to N"),
+    (["--array", "1/2", "--overwrite"], "--overwrite with --array would remove what other jobs do"),
+    (["--scheduler", "tcp://a:1"], "--scheduler tcp://a:1 is for --engine dask: add that"),
+    (["--out", "/proc/none"], "cannot make the folder /proc/.none.stage"),
+])  # fmt: skip
+def test_options_that_cannot_be_are_refused(
+    tmp_path: Path, folder: Path, capsys, words: list[str], message: str
+) -> None:
+    said = predict(capsys, folder, "--out", tmp_path / "out", "--write", "table", *words)
+    assert message in said
+    assert "bug" not in said
+    assert not (tmp_path / "out").exists()
+
+
+def test_without_dask_the_message_says_what_to_install(monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "distributed", None)
+    with pytest.raises(MissingError, match=re.escape('pip install "posterior-trees[dask]"')):
+        make_engine("dask", 2)

@@ -3,7 +3,8 @@
     for outcome in engine.run(function, items): ...
     engine.close()
 
-Outcomes come as items end, in any order. `function` is pickled once, and a process that has it
+Outcomes come as items end, in any order; who stops listening closes the generator, which stops the
+work. `function` is pickled once, and a process that has it
 keeps it with what it holds by then (a network, open files); what it returns or raises comes back in
 the outcome. An item whose process dies (killed, out of memory) is done again by another,
 and given up after `MOST_DEATHS`: forever would be an endless loop. So `function` must be one that
@@ -269,7 +270,7 @@ class DaskEngine:
         at = {"address": scheduler}
         if scheduler is not None and Path(scheduler).is_file():
             at = {"scheduler_file": scheduler}
-        with dask.config.set({"distributed.scheduler.allowed-failures": MOST_DEATHS - 1}):
+        with dask.config.set({"distributed.scheduler.allowed-failures": 0}):
             if scheduler is None:
                 with _deaf():
                     at["address"] = self.cluster = distributed.LocalCluster(
@@ -283,30 +284,34 @@ class DaskEngine:
 
     def run(self, function: Callable[[Any], Any], items: Iterable[Any]) -> Outcomes:
         suspects = []
-        for item, outcome in self._finished(function, list(items)):
+        for item, outcome, deaths in self._finished(function, list(items)):
             if outcome is None:
-                suspects.append(item)
+                suspects.append((item, deaths))
             else:
                 yield outcome
-        for suspect in suspects:
-            for item, outcome in self._finished(function, [suspect]):
-                yield outcome or Outcome(item, None, WorkerError())
+        for suspect, deaths in suspects:
+            outcome = None
+            while outcome is None:
+                ((_, outcome, more),) = self._finished(function, [suspect])
+                deaths += more
+                if outcome is None and deaths >= MOST_DEATHS:
+                    outcome = Outcome(suspect, None, WorkerError())
+            yield outcome
 
     def _finished(
         self, function: Callable[[Any], Any], items: list[Any]
-    ) -> Iterator[tuple[Any, Outcome | None]]:
-        """Items with what became of them; None of those that were there when workers died."""
-        futures = self.client.map(
-            partial(attempt_sent, pickle.dumps(function), threads=self.threads), items, pure=False
-        )
+    ) -> Iterator[tuple[Any, Outcome | None, int]]:
+        """Items with what became of them; None, and how often, where workers died with them."""
+        send = partial(attempt_sent, pickle.dumps(function), threads=self.threads)
+        futures = self.client.map(send, items, pure=False)
         item_of = dict(zip(futures, items, strict=True))
         try:
             for future in self.distributed.as_completed(futures):
                 item = item_of.pop(future)
                 try:
-                    yield item, future.result()
-                except self.distributed.KilledWorker:
-                    yield item, None
+                    yield item, future.result(), 0
+                except self.distributed.KilledWorker as error:
+                    yield item, None, error.allowed_failures + 1
         finally:
             self.client.cancel(list(item_of))
 

@@ -1,6 +1,8 @@
 """Progress for people: a bar in a terminal, plain lines elsewhere, and a way to stop."""
 
+import json
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator
@@ -12,10 +14,12 @@ from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     ProgressColumn,
+    Task,
     TextColumn,
     TimeRemainingColumn,
 )
 from rich.progress import Progress as Bar
+from rich.text import Text
 
 LINE_EVERY = 10.0
 """Seconds before the first line, and between lines, where a bar cannot be drawn."""
@@ -154,12 +158,41 @@ def track(title: str) -> Callable[[Any], Iterator[Any]]:
     return watch
 
 
+def report(is_json: bool, describe: Callable[[Any], dict[str, Any]]) -> Callable:
+    """A wrapper for a loop over what ends: a line for each, for people or for programs, which has
+    what `describe` says of it."""
+
+    def watch(items: Any) -> Iterator[Any]:
+        start = time.monotonic()
+        for done, item in enumerate(items, start=1):
+            yield item
+            pace = done / max(time.monotonic() - start, 1e-9)
+            facts, left = describe(item), (len(items) - done) / pace
+            if is_json:
+                facts |= {"done": done, "total": len(items), "per_second": round(pace, 3),
+                          "seconds_left": round(left, 1)}  # fmt: skip
+                line = json.dumps(facts)
+            else:
+                words = "  ".join(map(str, facts.values()))
+                line = f"{done} of {len(items)}  {words}  {pace:.2g}/s, {in_words(left)} left"
+            print(line, file=sys.stderr, flush=True)
+
+    return watch
+
+
+class Pace(ProgressColumn):
+    """How many in a second."""
+
+    def render(self, task: Task) -> Text:
+        return Text(f"{task.speed:.2g}/s" if task.speed else "")
+
+
 def _bar(console: Console, *times: ProgressColumn) -> Bar:
     return Bar(
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
-        *(times or (TimeRemainingColumn(),)),
+        *(times or (Pace(), TimeRemainingColumn())),
         console=console,
         disable=not console.is_terminal,
         transient=True,

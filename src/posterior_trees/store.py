@@ -39,7 +39,17 @@ def write(file: str | PathLike[str], tensors: dict[str, Tensor], facts: dict[str
     text = json.dumps(facts)
     sums = {name: checksum(name, tensor) for name, tensor in flat.items()}
     sums[FACTS] = zlib.crc32(text.encode())
-    write_bytes(path, save(flat, metadata={KEY: text, SUMS: json.dumps(sums)}))
+    write_bytes(path, _ordered(save(flat, metadata={KEY: text, SUMS: json.dumps(sums)})))
+
+
+def _ordered(content: bytes) -> bytes:
+    """The same with its header's metadata in order: safetensors writes them as chance has it."""
+    size = 8 + int.from_bytes(content[:8], "little")
+    header = json.loads(content[8:size])
+    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text + content[size:]
 
 
 def checksum(name: str, tensor: Tensor) -> int:

@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from posterior_trees.cli.model import add_model, load_model
+from posterior_trees.cli.options import level
+from posterior_trees.cli.picture import refuse_auto
 from posterior_trees.errors import InputError
 
 
@@ -17,7 +19,7 @@ def add(commands: Any) -> None:
     kind.add_argument("--onnx", type=Path, help="ONNX file to write, for use without torch")
     kind.add_argument("--bioimageio", type=Path, metavar="ZIP", help="bioimage.io package to "
                       "write, for other programs of microscopists")  # fmt: skip
-    export.add_argument("--levels", type=float, nargs=2, metavar=("LO", "HI"),
+    export.add_argument("--levels", type=level, nargs="+", metavar="LO HI",
                         help="of a package: camera values that become black and white")  # fmt: skip
     export.add_argument("--gamma", type=float, default=1.0, help="of a package: then raise to "
                         "this power [1]")  # fmt: skip
@@ -78,6 +80,7 @@ def export_bioimageio(arguments: argparse.Namespace) -> None:
     from posterior_trees.export.bioimageio import save_bioimageio
     from posterior_trees.imaging.adjust import Adjustment
 
+    refuse_auto(arguments)
     adjustment = Adjustment.of(arguments.levels, arguments.gamma, False)
     save_bioimageio(load_model(arguments, "cpu"), arguments.bioimageio, adjustment)
     print(f"{describe(arguments.bioimageio)}, tested as ONNX and as TorchScript")

@@ -23,6 +23,8 @@ def check_hardware(arguments: argparse.Namespace) -> None:
         raise MissingError(f"--device is {device}, but torch {torch.__version__} {why} {WITHOUT}")
     if device == "mps" and not torch.backends.mps.is_available():
         raise MissingError(f"--device is {device}, but torch finds no GPU of Apple's. {WITHOUT}")
+    if "," in device and not hasattr(arguments, "workers"):
+        raise InputError(f"--device is {device}; several are for the workers of ptrees predict")
     if devices > 1 and ":" in device:
         raise InputError(f"--device is {device}, one GPU; --devices is {devices}: leave one out")
     if 0 < (there := torch.cuda.device_count()) < devices:

@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Iterable
 from pathlib import Path
 
+AUTO = "auto"
 SPLITS = ("train", "validation", "test")
 
 
@@ -18,9 +19,15 @@ def count(text: str) -> int:
 
 
 def device(text: str) -> str:
-    if not re.fullmatch(r"cuda(:\d+)?|mps|cpu", text):
+    """One, or several GPUs for several workers."""
+    if not re.fullmatch(r"cuda(:\d+)?|mps|cpu|cuda:\d+(,cuda:\d+)+", text):
         raise argparse.ArgumentTypeError(f"is {text}; it is cuda, cuda:1, mps or cpu")
     return text
+
+
+def level(text: str) -> float | str:
+    """The type of `--levels`: numbers, or `auto`."""
+    return text if text == AUTO else float(text)
 
 
 def add_device(parser: argparse.ArgumentParser) -> None:

@@ -7,11 +7,12 @@ numbers ends at the first other word.
 """
 
 import argparse
+import re
 import sys
 from collections.abc import Iterable
 from typing import Any
 
-from posterior_trees.cli.options import count
+from posterior_trees.cli.options import AUTO, count, level
 
 OPEN = (argparse.ZERO_OR_MORE, argparse.ONE_OR_MORE)
 
@@ -53,7 +54,7 @@ class Parser(argparse.ArgumentParser):
         lists = {
             name
             for action in self.known
-            if action.nargs in OPEN and action.type in (int, count)
+            if action.nargs in OPEN and action.type in (int, count, level)
             for name in action.option_strings
         }
         stop = args.index("--") if "--" in args else len(args)
@@ -72,4 +73,5 @@ class Parser(argparse.ArgumentParser):
 
 
 def _is_number(word: str) -> bool:
-    return word.removeprefix("-").isdecimal()
+    """A number, or what stands for two."""
+    return word == AUTO or re.fullmatch(r"-?(\d+\.?\d*|\.\d+)(e-?\d+)?", word) is not None

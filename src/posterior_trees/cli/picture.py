@@ -4,6 +4,8 @@ white, or what is to be found in it."""
 import argparse
 from typing import TYPE_CHECKING
 
+from posterior_trees.cli.options import AUTO, level
+
 if TYPE_CHECKING:
     from posterior_trees.imaging.source import Plane
     from posterior_trees.pictures.reading import Reading
@@ -15,8 +17,9 @@ def add_adjustment(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--scale", type=scale, default=1.0, metavar="FACTOR", help="bring it to "
                         "the model's magnification, 1/2: half as high and wide, means of 2×2 "
                         "pixels; auto: by the sizes of their pixels [1]")  # fmt: skip
-    parser.add_argument("--levels", type=float, nargs=2, metavar=("LO", "HI"),
-                        help="then stored values become black and white")  # fmt: skip
+    parser.add_argument("--levels", type=level, nargs="+", metavar="LO HI", help="then stored "
+                        "values become black and white; predict takes auto too: those of 0.1 and "
+                        "99.9 %% of all pixels of all fields")  # fmt: skip
     parser.add_argument("--gamma", type=float, default=1.0, help="then raise to this power [1]")
     parser.add_argument("--invert", action="store_true", help="then exchange black and white")
     parser.add_argument("--digit", action="store_true", help="find the handwritten digit in each "
@@ -50,11 +53,20 @@ def make_reading(arguments: argparse.Namespace) -> "Reading":
     from posterior_trees.pictures.reading import Reading
 
     names = ("resize", "digit", "align", "lines", "scale", "levels", "gamma", "invert")
+    refuse_auto(arguments)
     is_clean = True if arguments.clean else False if arguments.measured else None
     options = {name: getattr(arguments, name) for name in names}
     if hasattr(arguments, "axes"):
         options["plane"] = make_plane(arguments)
     return Reading.of(is_clean=is_clean, **options)
+
+
+def refuse_auto(arguments: argparse.Namespace) -> None:
+    """Only a batch has levels of its own: one picture's hide how bright it is."""
+    if AUTO in (arguments.levels or ()):
+        from posterior_trees.errors import InputError
+
+        raise InputError("--levels auto stands alone, and is for ptrees predict: give two numbers")
 
 
 def add_plane(parser: argparse.ArgumentParser) -> None:

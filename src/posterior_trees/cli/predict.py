@@ -3,18 +3,30 @@
 import argparse
 import json
 import sys
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from posterior_trees.cli.batch import (
+    add_batch,
+    check_batch,
+    open_engine,
+    threads_of,
+    watches,
+)
 from posterior_trees.cli.model import add_model, find_measures, load_model
-from posterior_trees.cli.options import add_device, add_measure, print_paths
-from posterior_trees.cli.picture import add_adjustment, add_plane, make_reading
+from posterior_trees.cli.options import AUTO, add_device, add_measure, print_paths
+from posterior_trees.cli.picture import add_adjustment, add_plane, make_plane, make_reading
 from posterior_trees.errors import InputError
 
 if TYPE_CHECKING:
+    from posterior_trees.engine import Engine
+    from posterior_trees.imaging.fields import Field
     from posterior_trees.pictures.answer import Answer
+    from posterior_trees.pictures.estimate import Batch
     from posterior_trees.pictures.results import Results
+    from posterior_trees.predictor import Predictor
 
 
 def add(commands: Any) -> None:
@@ -51,53 +63,69 @@ def add(commands: Any) -> None:
     predict.add_argument("--work", type=Path, metavar="DIR", help="where tiles of huge "
                          "pictures lie meanwhile [OUT]")  # fmt: skip
     predict.add_argument("--keep-work", action="store_true", help="and stay")
+    add_batch(predict)
     predict.set_defaults(run=run_predict)
 
 
 def run_predict(arguments: argparse.Namespace) -> None:
     from posterior_trees.imaging.fields import WELL_PATTERN, list_fields
     from posterior_trees.pictures.answer import Tiling
-    from posterior_trees.pictures.nuclei.count import describe_counting
-    from posterior_trees.pictures.results import Outputs, Results
-    from posterior_trees.pictures.write import PictureError, predict_files
-    from posterior_trees.progress import track
-
-    def warn(message: str) -> None:
-        print(f"ptrees predict: {message}", file=sys.stderr)
+    from posterior_trees.pictures.estimate import Batch
+    from posterior_trees.pictures.levels import choose_levels
+    from posterior_trees.pictures.results import Outputs
 
     pattern = arguments.well_pattern or WELL_PATTERN
     fields = list_fields(arguments.images, arguments.filter, pattern)
-    predictor = load_model(arguments, arguments.device)
-    find_measures(predictor, arguments.measure)
-    predictor.about["called"] = arguments.model  # what messages call it
+    predictor = load_for(arguments)
+    check_batch(arguments, predictor.device.type)
     is_stain = not predictor.measurement.is_computable  # a model of pairs, as for nuclei
     outputs = Outputs.of(arguments.write, len(fields), arguments.dtype, arguments.ngff, is_stain)
+    threads = threads_of(arguments, outputs.words)
     if arguments.resume and not (arguments.out / "job.json").is_file():
         raise InputError(f"{arguments.out} has no results to go on with: leave --resume out")
+    with open_engine(arguments, threads) as engine:
+        if arguments.levels == [AUTO]:
+            arguments.levels = list(choose_levels(engine, fields, make_plane(arguments)))
+            low, high = arguments.levels
+            warn(f"--levels {low:g} {high:g}: 0.1 % of all pixels are darker, 0.1 % brighter")
+        tiling = Tiling(arguments.tile, arguments.overlap)
+        batch = Batch(predictor, make_reading(arguments), tiling, outputs)
+        if arguments.dry_run:
+            part, parts = arguments.array
+            mine = fields[part % parts :: parts]
+            print(batch.describe(mine, arguments.workers or 1))
+            batch.refuse_full_disk(mine, arguments.out, arguments.workers or 1)
+        else:
+            predict_fields(arguments, batch, fields, engine, threads)
+
+
+def predict_fields(
+    arguments: argparse.Namespace, batch: "Batch", fields: "Sequence[Field]", engine: "Engine",
+    threads: int,
+) -> None:  # fmt: skip
+    """All fields, by the engine; prints what was written, also where some failed."""
+    from posterior_trees.pictures.nuclei.count import describe_counting
+    from posterior_trees.pictures.results import Results
+    from posterior_trees.pictures.write import PictureError, predict_files
+
     results = Results(
-        arguments.out, outputs, settings_of(arguments, predictor), threshold=arguments.threshold,
-        is_counted=arguments.count, is_overwritten=arguments.overwrite,
+        arguments.out, batch.outputs, settings_of(arguments, batch.predictor, threads),
+        threshold=arguments.threshold, is_counted=arguments.count, is_mixed=arguments.allow_mixed,
+        is_overwritten=arguments.overwrite, is_shared=arguments.array[1] > 1,
         origin=origin_of(arguments),
     )  # fmt: skip
-    remark = describe_counting(predictor) if results.is_counted else ""
+    remark = describe_counting(batch.predictor) if results.is_counted else ""
     if remark:
         warn(remark)
     try:
         written = predict_files(
-            predictor,
-            fields,
-            arguments.out,
-            make_reading(arguments),
-            Tiling(arguments.tile, arguments.overlap),
-            also=nucleus_counter(arguments, results),
-            results=results,
-            remark=remark,
-            scratch=arguments.work,
-            keeps_tiles=arguments.keep_work,
-            warn=warn,
-            watch=iter if len(fields) == 1 else track("predicting"),
-            watch_tiles=track("predicting") if len(fields) == 1 else iter,
-        )
+            batch.predictor, fields, arguments.out, batch.reading, batch.tiling,
+            also=nucleus_counter(arguments, results), remark=remark, results=results, engine=engine,
+            make_predictor=partial(load_for, arguments), share=arguments.array, warn=warn,
+            check=partial(batch.refuse_full_disk, out=arguments.out,
+                          workers=arguments.workers or 1),
+            scratch=arguments.work, keeps_tiles=arguments.keep_work, **watches(arguments, fields),
+        )  # fmt: skip
     except PictureError as error:
         print_paths(error.written)
         raise
@@ -106,7 +134,22 @@ def run_predict(arguments: argparse.Namespace) -> None:
         print_counts(written)
 
 
-def settings_of(arguments: argparse.Namespace, predictor: Any) -> dict[str, Any]:
+def warn(message: str) -> None:
+    print(f"ptrees predict: {message}", file=sys.stderr)
+
+
+def load_for(arguments: argparse.Namespace) -> "Predictor":
+    """The model, on the device of this process."""
+    from posterior_trees import engine
+
+    first = (arguments.device or "").partition(",")[0]
+    predictor = load_model(arguments, engine.device or first or None)
+    find_measures(predictor, arguments.measure)
+    predictor.about["called"] = arguments.model  # what messages call it
+    return predictor
+
+
+def settings_of(arguments: argparse.Namespace, predictor: Any, threads: int) -> dict[str, Any]:
     """Everything that changes pixels: a folder of results is of one such set."""
     import hashlib
 
@@ -123,7 +166,7 @@ def settings_of(arguments: argparse.Namespace, predictor: Any) -> dict[str, Any]
     chosen = {name: getattr(arguments, name) for name in names}
     return chosen | {
         "weights": weights.hexdigest(), "device": predictor.device.type, "torch": torch.__version__,
-        "threads": torch.get_num_threads(),
+        "threads": threads,
     }  # fmt: skip
 
 

@@ -58,7 +58,7 @@ def decode_picture(
 def check_series(path: str) -> None:
     """Refuse a TIFF whose description takes tifffile more than the limits: a few letters of it can
     name a thousand million planes. Also what tifffile cannot read."""
-    WORKER.ask(b"", ["series", path])
+    WORKER.ask(b"", ["series", path, os.path.abspath(path)])  # its folder may be another by now
 
 
 def is_harmless(content: bytes) -> bool:
@@ -81,7 +81,7 @@ def _do(what: str, content: bytes, name: str, *words: Any) -> Any:
     if what == "header":
         return read_header(BytesIO(content), name)
     if what == "series":
-        with damage_named(name), need("tifffile").TiffFile(name) as file:
+        with damage_named(name), need("tifffile").TiffFile(words[0]) as file:
             return [len(series.levels) for series in file.series]
     if what == "size":
         with errors_name(name), Image.open(BytesIO(content), formats=FORMATS) as image:

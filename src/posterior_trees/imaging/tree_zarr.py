@@ -273,7 +273,10 @@ def all_nodes(leaves: Float[np.ndarray, "n t"], branching: Sequence[int]) -> np.
 
 
 def put_in_place(part: Path, folder: Path) -> None:
-    """Give a finished folder its name; what had it goes."""
+    """Give a finished folder, or a file, its name; what had it goes."""
+    if part.is_file():
+        part.replace(folder)
+        return
     old = folder.with_name(f".{folder.name}.old")
     shutil.rmtree(old, ignore_errors=True)
     folder.parent.mkdir(parents=True, exist_ok=True)

@@ -100,7 +100,7 @@ class Results:
         self.settings = json.loads(json.dumps({**settings, **outputs._asdict()}))
         self.is_overwritten, self.is_tabled = is_overwritten, "table" in outputs.words
         self.is_mixed, self.is_shared, self.is_new = is_mixed, is_shared, not out.exists()
-        self.origin = dict(origin)
+        self.origin, self.told = dict(origin), dict(self.settings)
         self.last: tuple[Answer, Count] | None = None
 
     def begin(self) -> None:
@@ -120,7 +120,13 @@ class Results:
                     refuse_other(self.out, wrong[0], told, self.settings)
                 shutil.rmtree(records, ignore_errors=True)
                 told = self.settings
-        write_json(job, told)
+        self.told = told
+
+    def start(self, done: Sequence[Task]) -> None:
+        """What is there from now on: the settings, and the tables of what is done."""
+        write_json(self.out / "job.json", self.told)
+        if not self.is_shared:
+            self.tell(done)
 
     def find(self, task: Task, stamp: Mapping[str, Any]) -> dict[str, Any] | None:
         """The record of a field that is done, of the same file; a changed one is none."""

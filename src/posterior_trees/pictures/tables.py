@@ -1,8 +1,4 @@
-"""Tables of what was predicted: a row for each nucleus, and one for each field.
-
-Rows and columns of `nuclei.csv` are pixels of the input, from the centre of its first one; pixels
-are those of the label's image.
-"""
+"""Tables of many fields, which grow: `nuclei.csv` (`nuclei/table.py`) and `fields.csv`."""
 
 import os
 from collections.abc import Iterable, Mapping, Sequence

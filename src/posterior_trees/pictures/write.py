@@ -11,7 +11,7 @@ import json
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from functools import partial
 from os import PathLike
 from pathlib import Path
@@ -58,6 +58,7 @@ def predict_files(
     engine: Engine | None = None,
     make_predictor: Callable[[], Predictor] | None = None,
     share: tuple[int, int] = (0, 1),
+    check: Callable[[list[Field]], object] = len,
     scratch: Path | None = None,
     keeps_tiles: bool = False,
     warn: Callable[[str], object] = warnings.warn,
@@ -74,9 +75,10 @@ def predict_files(
     which fields are done already. `remark` is what to beware of in all pictures.
 
     The `engine` does the work, this process by default; others get their predictor by
-    `make_predictor()`. Of a `share` (i, n) only every n-th field is done, from the i-th. `watch`
-    wraps the loop over what becomes of the fields, `watch_tiles` that over tiles in this process.
-    Huge fields without a page go to disk (`huge.py`), their tiles to `scratch` meanwhile.
+    `make_predictor()`. Of a `share` (i, n) only every n-th field is done, from the i-th. `check`
+    may refuse the fields that are to be done. `watch` wraps the loop over what becomes of them,
+    `watch_tiles` that over tiles in this process. Huge fields without a page go to disk
+    (`huge.py`), their tiles to `scratch` meanwhile.
     """
     reading = reading or Reading()
     reading.check(predictor)
@@ -97,11 +99,12 @@ def predict_files(
                     keeps_tiles)  # fmt: skip
         work.predictor = predictor
         run = _Run(work, tasks, share, warn)
-        engine, todo = engine or OneProcess(), run.begin()
+        engine, todo = engine or OneProcess(), run.begin(check)
         huge = [task for task in todo if is_huge(work, task)]
         small = [task for task in todo if task not in huge]
-        for outcome in watch(Outcomes(engine.run(work, small), len(small))):
-            run.take(outcome)
+        with closing(engine.run(work, small)) as outcomes:
+            for outcome in watch(Outcomes(outcomes, len(small))):
+                run.take(outcome)
         for task in huge:
             assert results is not None
             stream = partial(stream_field, work, results, engine, watch_tiles)
@@ -139,9 +142,10 @@ class _Run:
         self.examples: dict[str, dict] = {}
         self.problems: list[str] = []
 
-    def begin(self) -> list[Task]:
+    def begin(self, check: Callable[[list[Field]], object]) -> list[Task]:
         """The fields that are to be done; those that are done already count as written."""
         if self.results is None:
+            check([task.field for task in self.mine])
             return list(self.mine)
         self.results.begin()
         todo, done = [], []
@@ -153,8 +157,8 @@ class _Run:
             done.append(task)
             if self.work.has_page:
                 self.examples[task.name] = record["example"] or {}
-        if not self.results.is_shared:
-            self.results.tell(done)
+        check([task.field for task in todo])
+        self.results.start(done)
         if done:
             self.warn(f"{len(done)} of {len(self.mine)} fields were done before (--overwrite makes "
                       "them anew)")  # fmt: skip
@@ -202,7 +206,7 @@ class _Run:
                     raise
                 self.warn(str(error))
             tables = {"nuclei.csv", "fields.csv"} if results.is_tabled else set()
-            written += [out / name for name in sorted(tables)]
+            written += [out / name for name in sorted(tables) if (out / name).is_file()]
         if self.problems:
             raise PictureError(self.problems, len(self.mine), written)
         return written

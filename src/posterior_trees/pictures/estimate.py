@@ -1,0 +1,116 @@
+"""What a batch takes, before it begins: tiles, bytes on the disk, memory.
+
+Bytes are those before compression, and so an upper bound: PNG, zlib and Zarr take less.
+"""
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from posterior_trees.errors import InputError, PosteriorTreesError, plural
+from posterior_trees.imaging.fields import Field
+from posterior_trees.imaging.size import scale_size
+from posterior_trees.imaging.source import Source, open_source
+from posterior_trees.pictures.answer import Tiling
+from posterior_trees.pictures.reading import Reading, choose_scale
+from posterior_trees.pictures.results import Outputs
+from posterior_trees.pictures.tiles import OVERLAP, TILE, cut, needs_tiles
+from posterior_trees.predictor import Predictor
+from posterior_trees.tree import level_sizes
+
+ROOM = 1.2
+"""How much more of the disk must be free than is expected to be used."""
+PROCESS = 400_000_000
+"""Bytes of a process that has torch and a small network."""
+PAGE = 700_000
+"""Bytes of a field on a page."""
+DEPTH = {"uint8": 1, "uint16": 2, "float32": 4}
+
+
+class Estimate(NamedTuple):
+    """Of one field, or of several: bytes but for the tiles."""
+
+    tiles: int
+    result: int
+    memory: int
+
+
+class Batch(NamedTuple):
+    """What all fields have in common."""
+
+    predictor: Predictor
+    reading: Reading
+    tiling: Tiling
+    outputs: Outputs
+
+    def estimate(self, field: Field) -> Estimate:
+        """By the size of the picture; its pixels are not read."""
+        with open_source(field.path, **self.reading.plane._asdict()) as source:
+            size, have = self._size(source, str(field.path)), source.shape
+        nodes = sum(level_sizes(self.predictor.branching)) * self.predictor.channels
+        pixels, depth = size[0] * size[1], DEPTH[self.outputs.dtype]
+        of_word = {
+            "page": 5 * nodes * pixels + PAGE,
+            "zarr": nodes * pixels * depth * (3 if field.plate else 4) // 3 + 4 * pixels,
+            "tiff": nodes * pixels * (4 if depth == 4 else 2),
+            "labels": 8 * pixels,
+            "table": 0,
+        }
+        result = sum(of_word[word] for word in self.outputs.words)
+        memory = PROCESS + 4 * (have[0] * have[1] + 2 * nodes * pixels)
+        return Estimate(self._tiles(size), result, memory)
+
+    def _size(self, source: Source, name: str) -> tuple[int, int]:
+        """Of the picture that is predicted."""
+        if (fixed := self.predictor.measurement.size) and len(fixed) == 2:
+            return fixed[0], fixed[1]
+        scale = choose_scale(self.reading, source, self.predictor)
+        h, w = source.shape if scale == 1 else scale_size(source.shape, scale, name)
+        return h, w
+
+    def _tiles(self, size: tuple[int, int]) -> int:
+        if not needs_tiles(self.predictor, size, self.tiling.tile):
+            return 1
+        step, tile = self.predictor.multiple, self.tiling.tile or TILE
+        overlap = min(OVERLAP, tile // 2) if self.tiling.overlap is None else self.tiling.overlap
+        sides = [-(-side // step) * step for side in (*size, tile, overlap)]
+        return len(list(cut(sides[:2], *sides[2:], step)))
+
+    def sum_up(self, fields: Sequence[Field], workers: int) -> tuple[Estimate, int, list[str]]:
+        """All fields; the bytes that lie on the stage meanwhile; and what cannot be read."""
+        found, problems = [], []
+        for field in fields:
+            try:
+                found.append(self.estimate(field))
+            except (PosteriorTreesError, OSError) as error:
+                problems.append(str(error))
+        if not found:
+            return Estimate(0, 0, PROCESS), 0, problems
+        tiles, results, memory = zip(*found, strict=True)
+        scratch = min(workers, len(found)) * max(results)
+        return Estimate(sum(tiles), sum(results), max(memory)), scratch, problems
+
+    def refuse_full_disk(self, fields: Sequence[Field], out: Path, workers: int) -> None:
+        """Before anything is begun."""
+        total, scratch, _ = self.sum_up(fields, workers)
+        need = ROOM * (scratch + total.result)
+        home = next(place for place in (out, *out.absolute().parents) if place.exists())
+        if (free := shutil.disk_usage(home).free) < need:
+            raise InputError(
+                f"scratch and result need {need / 1e9:.1f} GB, {home} has {free / 1e9:.1f} GB "
+                "free: --work, --dtype uint8, or fewer fields"
+            )
+
+    def describe(self, fields: Sequence[Field], workers: int) -> str:
+        """What `--dry-run` prints."""
+        total, scratch, problems = self.sum_up(fields, workers)
+        done = plural(len(fields) - len(problems), "field")
+        lines = [
+            f"{done}, {plural(total.tiles, 'tile')}",
+            f"scratch {scratch / 1e9:.2f} GB, result {total.result / 1e9:.2f} GB before "
+            "compression",
+            f"memory per worker {total.memory / 1e9:.2f} GB, beside what the network takes",
+            *(f"cannot be read: {problem}" for problem in problems),
+        ]
+        return "\n".join(lines)
