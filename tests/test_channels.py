@@ -246,6 +246,19 @@ def test_a_tar_of_stacks_is_to_be_unpacked(tmp_path: Path) -> None:
         load_split(ALL, tmp_path, "train")
 
 
+def test_single_images_have_levels_too(tmp_path: Path) -> None:
+    """Of a camera of 12 bits, say; three channels stay three."""
+    (tmp_path / "photos").mkdir()
+    Image.fromarray(paint_field(48, 56)[1]).save(tmp_path / "photos/0.png")
+    spec = DataSpec(name="photos", levels=LEVELS, scale=0.5, validation=0.0, test=0.0)
+    x, y = load_split(spec, tmp_path, "train").batch([0])
+    assert y is None
+    assert x.shape == (1, 3, 24, 28)
+    means = np.floor(paint_field(48, 56)[1].reshape(24, 2, 28, 2).mean(axis=(1, 3)) + 0.5)
+    expected = ((means - LEVELS[0]) / (LEVELS[1] - LEVELS[0])).clip(0, 1)
+    np.testing.assert_allclose(x[0], np.stack([expected] * 3), atol=1e-5)
+
+
 def test_plain_tiff_needs_no_levels(tmp_path: Path) -> None:
     """As before: 8 and 16 bits are what their range says."""
     for channel, pixels in zip(("dna", "actin"), paint_field(48, 56), strict=True):
