@@ -1,22 +1,24 @@
 """Training of trees that grow: what is learned of which node, and that it is learned."""
 
 import json
+import runpy
 from collections import Counter
+from pathlib import Path
 
 import pytest
 import torch
 from tiny import make_blobs
 from torch import Tensor, nn
 
-from posterior_trees import Inpaint, Tree, cli, load, wrap
-from posterior_trees.data import ImageSet
+from posterior_trees import Inpaint, Tree, cli, load, nll, psnr, store, wrap
+from posterior_trees.data import ImageSet, load_evaluation
 from posterior_trees.errors import InputError, RecipeError
 from posterior_trees.models.build import build_predictor
-from posterior_trees.models.checkpoint import load_recipe
+from posterior_trees.models.checkpoint import load_recipe, save_model
 from posterior_trees.networks import Leaves, NodeNetwork
 from posterior_trees.predictor import GrowingPredictor
 from posterior_trees.predictor.region import open_part
-from posterior_trees.recipe import Recipe, parse_resolved, write_recipe
+from posterior_trees.recipe import Recipe, parse_resolved, read_recipe, write_recipe
 from posterior_trees.store import read_facts
 from posterior_trees.training.association.features import Inside, errors_inside, eyes_of
 from posterior_trees.training.growing import (
@@ -36,6 +38,7 @@ from posterior_trees.training.trainer import fit
 
 GROWING = ("network.kind=growing", "network.levels=3", "network.decoder=shared",
            "network.width=8", "network.steps=2")  # fmt: skip
+SCRIPTS = Path(__file__).parents[1] / "reproduction" / "scripts"
 PIXELS = eyes_of("pixels")
 
 
@@ -126,13 +129,14 @@ def test_the_walk_ends_at_the_truths_node_above_its_level(recipe, trunk):
     changes = ("network.multipliers=[1,2]", "network.attention=[]", "network.blocks=1")
     predictor = make_growing(recipe(*GROWING, f"network.trunk={trunk}", *changes))
     asked = ask_for(predictor, 7)
-    level = draw_levels(7, 3, seeded())
-    assert set(level.tolist()) == {1, 2, 3}
-    node, parent = walk(predictor, predictor.network, asked, level, PIXELS)
     path = [nodes for nodes, *_ in follow(predictor, asked, 3, PIXELS)]
-    for i, number in enumerate(level.tolist()):
-        torch.testing.assert_close(node[i], path[number - 1][i])
-        torch.testing.assert_close(parent[i], path[max(number - 2, 0)][i])
+    for seed in range(6):
+        level = draw_levels(7, 3, seeded(seed))
+        assert set(level.tolist()) == {1, 2, 3}
+        node, parent = walk(predictor, predictor.network, asked, level, PIXELS)
+        for i, number in enumerate(level.tolist()):
+            torch.testing.assert_close(node[i], path[number - 1][i])
+            torch.testing.assert_close(parent[i], path[max(number - 2, 0)][i])
     for (_, children, winner), below in zip(follow(predictor, asked, 2, PIXELS), path[1:],
                                             strict=True):  # fmt: skip
         far = errors_inside(children.images, asked.x, asked.region, PIXELS)
@@ -379,3 +383,58 @@ def test_leaves_are_named_by_the_question():
     tree = family(predictor, Leaves(images, torch.zeros(6, 2).log_softmax(dim=1)), y, node)
     assert tree.root[:, 0, 0, 0].tolist() == [0, 1, 2]
     assert (tree.leaves == 10).all(), "children that are alike are their node"
+
+
+# ---- what the unattended script says of models -----------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore:level 4 is deeper")
+def test_the_tables_compare_what_they_say(tmp_path, recipe, blob_folder):
+    """The path in the whole picture is that of the tree that is grown at once; errors and NLL of a
+    one-pass tree are those of its metrics; a model is as good as itself."""
+    script = runpy.run_path(str(SCRIPTS / "growing_models.py"))
+    found = {}
+    for name, changes in (("digits", GROWING), ("digits_tree", GROWING[2:])):
+        chosen = recipe(*changes, "tree.depth=2", "network.head_dropout=0.1")
+        predictor = build_predictor(chosen).eval()
+        for parameter in predictor.parameters():
+            nn.init.normal_(parameter, std=0.3, generator=seeded())
+        store.write_json(store.make_folder_of(tmp_path / name / "study.json"),
+                         [{"epochs": 1, "training_seconds": 2.0, "commit": "abc"}])  # fmt: skip
+        save_model(model := tmp_path / name / "blobs.safetensors", predictor, chosen, {})
+        file = tmp_path / name / "grown.safetensors"
+        script["judge"](model, file, blob_folder, limit=3, device="cpu")
+        values, _ = store.read(file)
+        images = load_evaluation(chosen.data, blob_folder, "test")
+        x = images.batch(torch.arange(len(images)))[0]
+        tree = predictor(predictor.measure(x))
+        hole = predictor.measurement.hole
+        torch.testing.assert_close(script["psnr"](values["whole_error"])[:, :3].float(),
+                                   psnr(tree, x, hole))  # fmt: skip
+        torch.testing.assert_close(values["whole_nll"][:, :3], nll(tree, x))
+        found[name] = values
+    assert found["digits"]["box_error"].shape == (8, 4)
+    assert found["digits"]["box_by_gain_error"].shape[1] == 1
+    assert "seen_error" not in found["digits_tree"]
+    is_open = open_part(predictor.measurement, x)
+    boxes = script["boxes_of"](torch.arange(8), is_open)
+    assert torch.equal(boxes[3:5], script["boxes_of"](torch.arange(3, 5), is_open[3:5]))
+    table = script["tables"](tmp_path)
+    assert [line.split(" | ")[0] for line in table.splitlines() if "abc" in line] == [
+        "| digits", "| digits_tree"
+    ]  # fmt: skip
+    job = script["read"](tmp_path / "digits")
+    assert script["left_in_box"](job, job, "box_error") == (1, 1, 1)
+    assert all(gap.mean == 0 for gap in script["gaps"](job, job, "whole_error", script["psnr"]))
+
+
+@pytest.mark.parametrize("file", sorted((SCRIPTS.parents[1] / "recipes" / "growing").iterdir()),
+                         ids=lambda file: file.stem)  # fmt: skip
+def test_its_recipes_are_those_of_growing_trees_and_of_one_pass_trees_alike(file):
+    growing, tree = read_recipe(file), read_recipe(file, ["network.kind=unet"])
+    ours, theirs = (build_predictor(chosen, "meta") for chosen in (growing, tree))
+    assert isinstance(ours, GrowingPredictor)
+    count = [sum(p.numel() for p in predictor.parameters()) for predictor in (ours, theirs)]
+    assert count[0] == pytest.approx(count[1], rel=0.1)
+    assert f"recipes/growing/{file.name}" in file.read_text(encoding="utf-8")
+    assert f"|{file.stem}|" in (SCRIPTS / "growing.sh").read_text(encoding="utf-8")

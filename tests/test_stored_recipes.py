@@ -22,6 +22,8 @@ from posterior_trees.training.trainer import fit
 
 ROOT = Path(__file__).parents[1]
 STORED = sorted((ROOT / "tests" / "stored_recipes").glob("*.toml"))
+OLD_NAMES = ROOT / "tests" / "stored_recipes" / "17_cb196bb.toml"
+"""The last with the keys that were renamed and retired."""
 PAGE = ROOT / "reproduction" / "scripts" / "recipe_page.py"
 IMAGES = make_blobs(24), make_blobs(8, seed=1)
 
@@ -67,8 +69,12 @@ def test_there_is_one_of_every_schema() -> None:
     assert len(set(keys)) >= 15
     for old in (*RENAMED, *RETIRED):
         assert any(old.split(".")[1] in found for found in keys), old
-    newest = parse_resolved(texts[-1], "newest")
-    assert (newest.loss.surprise, newest.loss.guided_epochs) == ((0.02,), 0.5)
+    renamed = parse_resolved(OLD_NAMES.read_text(encoding="utf-8"), "renamed")
+    assert (renamed.loss.surprise, renamed.loss.guided_epochs) == ((0.02,), 0.5)
+    by_shape = [parse_resolved(text, "it") for text in texts if "is_by_shape = true" in text]
+    assert [found.loss.features for found in by_shape] == ["shape"]
+    assert "is_by_shape = false" in OLD_NAMES.read_text(encoding="utf-8")
+    assert renamed.loss.features == "pixels"
 
 
 @pytest.mark.parametrize("name", ["digits", "cells"])
@@ -92,7 +98,7 @@ def test_shipped_models_keep_their_recipes(name: str) -> None:
 def test_what_a_retired_key_asked_for_is_refused_unless_it_did_not_matter(
     key: str, value: str, is_read: bool
 ) -> None:
-    text = STORED[-1].read_text(encoding="utf-8")
+    text = OLD_NAMES.read_text(encoding="utf-8")
     assert f"\n{key}\n" in text
     changed = text.replace(key, value)
     if is_read:

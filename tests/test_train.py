@@ -506,17 +506,21 @@ class Unrecorded:
         return step
 
 
+COUNTED = ("loss.conscience=0.5", "balancer.is_on=true", "balancer.start=1")
+
+
 @pytest.mark.gpu
-def test_a_recorded_run_is_the_plain_run(tmp_path, recipe, images, monkeypatch):
-    """Rates, conscience, health and balancer go on while the step is replayed."""
+@pytest.mark.parametrize("more", [COUNTED, (*GROWING, "training.precision=64-true")], ids=str)
+def test_a_recorded_run_is_the_plain_run(tmp_path, recipe, images, monkeypatch, more):
+    """Rates, conscience, health and balancer go on while the step is replayed, and so do levels and
+    regions; in float64, as rounding chooses among siblings that are still alike."""
     logs = []
     for capture in ("true", "false"):
         if capture == "false":
             monkeypatch.setattr("posterior_trees.training.learn.Capture", Unrecorded)
         chosen = recipe(
-            "optimizer.schedule=cosine", "optimizer.head_lr=0.01", "loss.conscience=0.5",
-            "balancer.is_on=true", "balancer.start=1", "training.average_half_life=0.5",
-            "training.epochs=6",
+            "optimizer.schedule=cosine", "optimizer.head_lr=0.01", *more,
+            "training.average_half_life=0.5", "training.epochs=6",
         )  # fmt: skip
         fit(chosen, tmp_path / capture, images=images, accelerator="cuda")
         logs.append(log_of(tmp_path / capture))

@@ -37,8 +37,7 @@ def _from_a_point(
     """Rows and columns, counted from one of the pixels that are open."""
     height, width = is_open.shape[-2:]
     count = is_open.flatten(1).cumsum(dim=1)
-    number = (place[:, 0] * count[:, -1:]).clamp(max=count[:, -1:] - 0.5)
-    index = torch.searchsorted(count, number, right=True)[..., None]
+    index = torch.searchsorted(count, place[:, 0] * count[:, -1:], right=True)[..., None]
     row, column = index.div(width, rounding_mode="floor"), index % width
     down = torch.arange(height, device=place.device)[:, None]
     return (down - row).to(place), (torch.arange(width, device=place.device) - column).to(place)
