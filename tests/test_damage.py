@@ -12,7 +12,16 @@ from safetensors.torch import save
 from tiny import make_blobs, make_recipe, make_tree
 
 from posterior_trees import Tree, load, store
-from posterior_trees.errors import ModelError, PosteriorTreesError, RecipeError, StoreError
+from posterior_trees.errors import (
+    GuaranteeError,
+    InputError,
+    ModelError,
+    PosteriorTreesError,
+    RecipeError,
+    StoreError,
+)
+from posterior_trees.guarantee.certificate import Guarantee
+from posterior_trees.guarantee.certify import calibrate
 from posterior_trees.models.build import build_predictor
 from posterior_trees.models.checkpoint import save_model
 from posterior_trees.training.devices import make_fabric
@@ -246,3 +255,42 @@ def test_a_baseline_of_the_wrong_types_is_refused(tmp_path, facts):
     store.write(tmp_path / "b.safetensors", {}, facts)
     with pytest.raises(ModelError, match="is damaged: its facts"):
         load_baseline(tmp_path / "b.safetensors")
+
+
+@pytest.fixture
+def certificate(tmp_path) -> Path:
+    predictor = build_predictor(make_recipe("network.steps=1", "network.doublings=1")).eval()
+    calibrate(predictor, make_blobs(60), "image", ["ink"], (3, 3)).save(tmp_path / "c.safetensors")
+    return tmp_path / "c.safetensors"
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"n": 10**9}, "holds .* scores"),
+        ({"groups": 3}, "in 3 groups"),
+        ({"level": None}, "level is None"),
+        ({"grid": {"inside": [0, 0, 8, 8], "size": [3, 3], "step": [0, 1]}}, "no image"),
+        ({"grid": {"inside": [0, 0, 99, 8], "size": [3, 3], "step": [1, 1]}}, "no image"),
+        ({"grid": {"inside": 3}}, "inside|lack"),
+        ({"measures": {"ink": {"form": [True, 2**70, 0.0]}}}, "form|lack"),
+    ],
+)
+def test_a_certificate_promises_nothing_that_was_not_measured(certificate, change, words):
+    """Nor does it take for ever: more images than were scored would be a stronger promise."""
+    header, values = read_header(certificate)
+    write_header(certificate, forge(header, facts_of(header) | change), values)
+    start = time.monotonic()
+    with pytest.raises(InputError, match=words):
+        Guarantee.load(certificate)
+    assert time.monotonic() - start < 5
+
+
+def test_scores_that_are_none_promise_nothing(certificate):
+    tensors, facts = store.read(certificate)
+    for name, number in (("scores.ball", float("nan")), ("fitted.ball", float("inf"))):
+        wrong = tensors["guarantee." + name].clone()
+        wrong[-1] = number
+        store.write(certificate, tensors | {"guarantee." + name: wrong}, facts)
+        with pytest.raises(GuaranteeError, match="damaged"):
+            Guarantee.load(certificate)

@@ -66,9 +66,11 @@ def _is(value: Any, form: Any) -> bool:
         return any(_is(value, part) for part in get_args(form))
     if isinstance(value, bool):
         return form is bool
+    if isinstance(value, int) and abs(value) >= 2**63:  # tensors hold no such numbers
+        return False
     if form is float:
         return isinstance(value, int | float) and abs(value) < math.inf
-    return isinstance(value, form)
+    return isinstance(value, list | tuple if form is list else form)
 
 
 def _short(value: Any) -> str:

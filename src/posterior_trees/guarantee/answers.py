@@ -92,6 +92,18 @@ class Scores(NamedTuple):
         order = values.argsort(stable=True)
         return cls(values[order].float(), None if groups is None else groups[order].int())
 
+    def check(self, name: str, n: int, groups: int | None) -> None:
+        """Refuse scores that are not as many as is said of them: a promise rests on these."""
+        count = None if self.groups is None else len(self.groups.unique())
+        is_sorted = self.values.shape == (n,) and bool((self.values[1:] >= self.values[:-1]).all())
+        is_alike = self.groups is None or self.groups.shape == self.values.shape
+        if n < 1 or not (is_sorted and is_alike) or count != groups or self.values.isnan().any():
+            raise GuaranteeError(
+                f"the guarantee is damaged: it says that {n} images in {groups} groups were scored "
+                f"by {name}, and holds {tuple(self.values.shape)} scores in {count}, or they are "
+                "not in order; calibrate again"
+            )
+
     def quantile(self, level: float) -> float:
         return quantile(self.values, level, self.groups)
 

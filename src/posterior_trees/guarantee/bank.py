@@ -8,7 +8,7 @@ from os import PathLike
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Int, UInt8
+from jaxtyping import Bool, Float, Int, UInt8, jaxtyped
 from torch import Tensor
 
 from posterior_trees import store
@@ -22,6 +22,7 @@ from posterior_trees.guarantee.numbers import (
     measure_each,
     measure_leaves,
 )
+from posterior_trees.schema import check
 from posterior_trees.tree import Tree, grow
 
 
@@ -67,4 +68,12 @@ class Bank(NamedTuple):
         tensors, facts = store.read(file)
         if "bank" not in facts:
             raise GuaranteeError(f"{file} is not a bank: ptrees calibrate MODEL --bank N makes one")
+        check(facts, {"bank": int, "prints": str}, f"the facts of {file}", ("bank", "prints"))
+        forms = {name: form for name, form in cls.__annotations__.items() if name != "prints"}
+        with jaxtyped("context"):
+            is_one = forms.keys() == tensors.keys() and all(
+                isinstance(tensors[name], form) for name, form in forms.items()
+            )
+        if not (is_one and tensors["probs"].isfinite().all() and (tensors["probs"] >= 0).all()):
+            raise GuaranteeError(f"{file} is not a bank of leaves and truths; make it again")
         return cls(**tensors, prints=facts["prints"])

@@ -20,6 +20,7 @@ of largest spread gets 0.81 on digits instead of 0.92. Images count as a page sh
 """
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch.nn.functional as F
@@ -63,6 +64,13 @@ class Grid(NamedTuple):
             for whole, side, step in zip(self.inside[2:], self.size, self.step, strict=True)
         )
         return rows, columns
+
+    def check(self, shape: Sequence[int]) -> None:
+        """Refuse what no calibration on images of this shape has made."""
+        ends = [start + side for start, side in zip(self.inside[:2], self.inside[2:], strict=True)]
+        fits = all(end <= whole for end, whole in zip(ends, shape[-2:], strict=False))
+        if min(*self.size, *self.step) < 1 or min(*self.inside, *self.counts) < 0 or not fits:
+            raise MeasureError(f"the guarantee is damaged: no image of {tuple(shape)} has {self}")
 
     def means(self, images: Float[Tensor, "n c h w"]) -> Float[Tensor, "n boxes"]:
         """The mean of every box, row by row, as a page shows the images."""

@@ -52,6 +52,12 @@ FORM = {
     "measures": dict[str, dict],
     "grid": dict | None,
 }
+MEASURE = {
+    "form": (bool, float, float),
+    "limits": (float | None, float | None),
+    "source": str | None,
+}
+GRID = {"inside": (int, int, int, int), "size": (int, int), "step": (int, int)}
 OTHER = (
     "the guarantee was made for another predictor: other weights, another dtype, layout or hole "
     "make other trees, and so does compiling. Calibrate what you run (ptrees calibrate), or set "
@@ -252,8 +258,7 @@ class Guarantee:
 
     @property
     def grid(self) -> Grid:
-        kept = self.facts["grid"]
-        return Grid(Box(*kept["inside"]), tuple(kept["size"]), tuple(kept["step"]))
+        return grid_of(self.facts)
 
     def _quantile(self, key: str, what: str, level: float) -> float:
         if key not in self.scores:
@@ -285,7 +290,7 @@ class Guarantee:
     @classmethod
     def of(cls, tensors: dict[str, Tensor], facts: dict[str, Any]) -> "Guarantee":
         """The certificate that `tensors` and `facts` describe."""
-        check(facts, FORM, "the guarantee", required=tuple(FORM))
+        check(facts, FORM | {"level": float}, "the guarantee", required=tuple(FORM))
         if facts["guarantee"] > SCHEMA:
             raise GuaranteeError(
                 f"the guarantee has schema {facts['guarantee']}, this version reads up to "
@@ -295,7 +300,14 @@ class Guarantee:
         for name, tensor in tensors.items():
             part, _, key = name.removeprefix(PREFIX).partition(".")
             parts.setdefault(part, {})[key] = tensor
+        for name, kept in facts["measures"].items():
+            check(kept, MEASURE, f"the guarantee.measures[{name!r}]", required=tuple(MEASURE))
+        if facts["grid"] is not None:
+            check(facts["grid"], GRID, "the guarantee.grid", required=tuple(GRID))
+            grid_of(facts).check(facts["shape"])
         scores = {k: Scores(v, parts["groups"].get(k)) for k, v in parts["scores"].items()}
+        for name, score in scores.items():
+            score.check(name, facts["n"], facts["groups"])
         needed = ["cut" + str(facts["nodes"]), "leaves", "ball"]
         needed += [f"measure.{name}" for name in facts["measures"]]
         lost = [name for name in needed if name not in scores]
@@ -303,6 +315,13 @@ class Guarantee:
             raise GuaranteeError(
                 f"the guarantee is damaged: it lacks {[*lost, 'ball'][0]}; calibrate again"
             )
+        if bad := [k for k, v in parts["fitted"].items() if not v.isfinite().all()]:
+            raise GuaranteeError(f"the guarantee is damaged: {bad[0]} is not finite")
         sources = {name: kept["source"] for name, kept in facts["measures"].items()}
         known = {k: find_known(v) for k, v in sources.items() if v is not None and ":" not in v}
         return cls(scores, parts["fitted"], facts, known)
+
+
+def grid_of(facts: dict[str, Any]) -> Grid:
+    kept = facts["grid"]
+    return Grid(Box(*kept["inside"]), tuple(kept["size"]), tuple(kept["step"]))
