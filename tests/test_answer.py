@@ -201,6 +201,7 @@ def test_a_picture_whose_tree_has_no_room_is_refused_before_it_is_read(
     assert read(file, model).pixels.shape == (1, 1, 200, 300)
     monkeypatch.setattr("posterior_trees.data.memory.free_bytes", lambda: needed - 1)
     for reader in ("decode_picture", "fit_values"):
-        monkeypatch.setattr(f"posterior_trees.pictures.reading.{reader}", None)
+        refuse = f"posterior_trees.pictures.reading.{reader}"
+        monkeypatch.setattr(refuse, lambda *_, **__: pytest.fail("it was read"))
     with pytest.raises(InputError, match=r"200×300 .* needs 0\.00336 GB, 0\.00336 GB are free"):
         read(file, model)

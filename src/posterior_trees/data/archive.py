@@ -65,20 +65,15 @@ class TarArchive:
 
     def __init__(self, where: Path) -> None:
         self.where = where
-        places = self._index()
+        places = {
+            name: (member.start, member.size)
+            for member in index_tar(where)
+            if member.kind in FILES and is_image(name := PurePosixPath(member.name).as_posix())
+        }
         if all(name.startswith(f"{where.stem}/") for name in places):
             places = {name.removeprefix(f"{where.stem}/"): at for name, at in places.items()}
         self._places = places
         self.names = sorted(places)
-
-    def _index(self) -> dict[str, tuple[int, int]]:
-        """Name → (first byte, number of bytes) of every image."""
-        places = {
-            PurePosixPath(member.name).as_posix(): (member.start, member.size)
-            for member in index_tar(self.where)
-            if member.kind in FILES
-        }
-        return {name: place for name, place in places.items() if is_image(name)}
 
     def open(self, name: str) -> BufferedReader | BytesIO:
         start, size = self._places[name]

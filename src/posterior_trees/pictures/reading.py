@@ -10,7 +10,8 @@ What is done to a file's values, and whether they then fit the model, is in `ima
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -166,17 +167,22 @@ def read(
     reading = reading._replace(scale=choose_scale(reading, plane, predictor))
     if plane is None:
         assert not isinstance(source, PlaneOfFile)
-        stored, have = _read_file(_open(source, name), predictor, reading, name)
+        content = _open(source, name)
+        height, width, *_ = picture_header(content, name)
+        have, decoded = (height, width), partial(decode_picture, content, name)
+        stored = _fit(decoded, have, predictor, reading, name)
         stamp = {} if isinstance(source, bytes) else stamp_of(source)
-        known = reading.plane.pixel_size
-        channel = ""
+        known, channel = reading.plane.pixel_size, ""
     else:
+
+        def fitted(*how: Any, **options: Any) -> Stored:
+            return fit_values(plane.read(slice(None), slice(None)), name, *how, **options)
+
         with plane:
-            stored, have = _read_plane(plane, predictor, reading, name)
+            have, stored = plane.shape, _fit(fitted, plane.shape, predictor, reading, name)
         known, stamp = plane.pixel_size and plane.pixel_size[0], plane.stack.stamp
         channel = plane.channels[plane.channel]
-    want = stored.shape[-2:]
-    importer = reading.importer
+    importer, want = reading.importer, stored.shape[-2:]
     resized = importer.caption(have, predictor) if importer else caption_resize(have, want)
     scale = reading.scale or 1
     shrink = block_of(have, scale) or 1 / scale
@@ -244,38 +250,20 @@ def _open(source: str | PathLike[str] | bytes, name: str) -> bytes:
     return path.read_bytes()
 
 
-def _read_file(
-    content: bytes, predictor: Predictor, reading: Reading, name: str
-) -> tuple[Stored, tuple[int, int]]:
-    """The stored values `(c, h, w)`, as many channels and pixels as the model takes, and the
-    picture's own height and width."""
-    wanted = _channels(predictor)
-    height, width, *_ = picture_header(content, name)
-    if importer := reading.importer:
-        values = decode_picture(content, name, 1 if importer.is_grey else wanted)
-        return importer.make(values, predictor, name), (height, width)
-    size, block = _size((height, width), predictor, reading, name)
-    stored = decode_picture(content, name, wanted, () if block else size, is_cut=reading.scale == 1)
-    stored = block_means(stored, block) if block else stored
-    _check_size(stored, predictor, name)
-    return stored, (height, width)
-
-
-def _read_plane(
-    plane: PlaneOfFile, predictor: Predictor, reading: Reading, name: str
-) -> tuple[Stored, tuple[int, int]]:
-    """The same of a microscope's file."""
+def _fit(
+    decoded: Callable[..., Stored], have: tuple[int, int], predictor: Predictor, reading: Reading,
+    name: str,
+) -> Stored:  # fmt: skip
+    """The stored values `(c, h, w)`, as many channels and pixels as the model takes, of a picture
+    of the size `have`: nothing is `decoded` before it is known to have room."""
     wanted = _channels(predictor)
     if importer := reading.importer:
-        values = plane.read(slice(None), slice(None))
-        values = fit_values(values, name, 1 if importer.is_grey else wanted)
-        return importer.make(values, predictor, name), plane.shape
-    size, block = _size(plane.shape, predictor, reading, name)
-    values = plane.read(slice(None), slice(None))
-    stored = fit_values(values, name, wanted, () if block else size, is_cut=reading.scale == 1)
+        return importer.make(decoded(1 if importer.is_grey else wanted), predictor, name)
+    size, block = _size(have, predictor, reading, name)
+    stored = decoded(wanted, () if block else size, is_cut=reading.scale == 1)
     stored = block_means(stored, block) if block else stored
     _check_size(stored, predictor, name)
-    return stored, plane.shape
+    return stored
 
 
 def _channels(predictor: Predictor) -> int:
