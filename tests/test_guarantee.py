@@ -1,6 +1,7 @@
 """What a tree says it says with a certificate: cuts, balls, intervals, typical inputs, files."""
 
 import math
+import sys
 
 import pytest
 import torch
@@ -391,6 +392,12 @@ def test_a_certificate_is_read_back_bit_for_bit(certified, tmp_path):
         Guarantee.load(tmp_path / "tree.safetensors")
     with pytest.raises(GuaranteeError, match="upgrade"):
         Guarantee.of(g.tensors(), g.facts | {"guarantee": 99})
+    foreign = g.facts["measures"]["ink"] | {"source": "antigravity:fly"}
+    foreign = Guarantee.of(g.tensors(), g.facts | {"measures": {"ink": foreign}})
+    with pytest.raises(MeasureError, match="no file brings along"):
+        foreign.interval(tree, "ink", 0.9)
+    assert foreign.for_page(tree[0])["intervals"] == {}
+    assert "antigravity" not in sys.modules
 
 
 def test_trees_that_are_not_finite_are_refused():
