@@ -120,6 +120,11 @@ def test_features_that_are_none_are_refused(recipe, features) -> None:
         recipe(f"loss.features={features}")
 
 
+def test_centres_are_of_differences_which_features_of_ones_own_do_not_know(recipe) -> None:
+    with pytest.raises(RecipeError, match=r"guided_epochs 2: .* or loss\.guided_epochs=0"):
+        recipe("loss.features=my.module:phi", "loss.guided_epochs=2")
+
+
 @pytest.mark.parametrize("features", ["nowhere:function", "torch:nothing"])
 def test_features_that_are_not_found_are_named(features) -> None:
     with pytest.raises(RecipeError, match=f"'{features}': .* Write module:function"):

@@ -12,7 +12,7 @@ from tiny import RECIPE, make_blobs, make_recipe
 from posterior_trees import cli
 from posterior_trees.errors import InputError, RecipeError
 from posterior_trees.models.checkpoint import load_recipe
-from posterior_trees.recipe import Recipe, parse_recipe
+from posterior_trees.recipe import Recipe, names_network, parse_recipe
 from posterior_trees.training import forecast as forecasts
 from posterior_trees.training import suited
 from posterior_trees.training.forecast import (
@@ -24,6 +24,7 @@ from posterior_trees.training.forecast import (
 from posterior_trees.training.run import read_log
 
 OPEN = RECIPE.replace("c_init = 1", "").replace("epochs = 3", "epochs = 1")
+GROWING = OPEN.replace("[network]\n", '[network]\nkind = "growing"\n')
 SIZE = (1, 8, 8)
 
 
@@ -175,6 +176,20 @@ def test_the_network_suits_pictures_and_machine(monkeypatch) -> None:
     few = chosen(40, server, monkeypatch).network  # fewer weights than the pictures have numbers
     assert few.width < chosen(3000, server, monkeypatch).network.width
     assert chosen(3000, server, monkeypatch, (1, 128, 128)).network.steps == 4
+    growing = chosen(3000, server, monkeypatch, text=GROWING).network
+    assert (growing.kind, growing.trunk, growing.decoder) == ("growing", "unet", "shared")
+    assert growing.width > 8
+
+
+@pytest.mark.parametrize(
+    ("network", "is_named"),
+    [("", False), ('kind = "growing"', False), ('kind = "unet"', True),
+     ('kind = "growing"\nwidth = 8', True), ('head_norm = "batch"', False)],
+)  # fmt: skip
+def test_a_growing_network_of_no_size_is_chosen_too(tmp_path, network, is_named) -> None:
+    file = tmp_path / "own.toml"
+    file.write_text(OPEN.replace("[network]\n", f"[network]\n{network}\n"))
+    assert names_network(file) == is_named
 
 
 def test_a_network_is_chosen_told_kept_and_may_be_named(

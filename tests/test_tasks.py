@@ -109,6 +109,9 @@ def test_the_plain_counterpart_has_the_same_encoder() -> None:
     shapes = [[tuple(p.shape) for p in network.encoder.parameters()] for network in (one, other)]
     assert shapes[0] == shapes[1]
     assert build_predictor(plain_of(tree)).num_leaves == 1
+    growing = tiny(RECIPES[0].parent / "growing" / "faces_eyes.toml")
+    plain = plain_of(growing).network
+    assert (plain.kind, plain.width) == ("unet", growing.network.width)
 
 
 # --- two steps of everything ----------------------------------------------------------------------

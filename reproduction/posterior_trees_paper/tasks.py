@@ -133,12 +133,16 @@ def find_problem(recipe: Recipe, data: str | PathLike[str] | None) -> str:
 
 def plain_of(recipe: Recipe) -> Recipe:
     """The same experiment with one answer: depth 0, the same width, nothing else to fit."""
-    leaves = recipe.tree.branching**recipe.tree.depth
-    width = recipe.network.width or recipe.network.c_init * leaves
+    network, leaves, kind = recipe.network, recipe.tree.branching, recipe.network.kind
+    if kind == "growing":
+        kind = network.trunk
+    else:
+        leaves **= recipe.tree.depth
+    width = network.width or network.c_init * leaves
     return dataclasses.replace(
         recipe,
         tree=dataclasses.replace(recipe.tree, depth=0),
-        network=dataclasses.replace(recipe.network, width=width),
+        network=dataclasses.replace(network, width=width, kind=kind),
         balancer=dataclasses.replace(recipe.balancer, is_on=False),
         training=dataclasses.replace(recipe.training, calibrate=False),
     )

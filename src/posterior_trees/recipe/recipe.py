@@ -176,7 +176,7 @@ def check(recipe: Recipe) -> None:
             f"{leaves} leaves, at most {MOST_LEAVES} are built"
         )
     _check_focus(recipe.loss.focus)
-    _check_features(recipe.loss.features)
+    _check_features(recipe.loss)
     is_growing = recipe.network.kind == "growing"
     _check_surprise(recipe.loss.surprise, 1 if is_growing else recipe.tree.depth)
     if is_growing:
@@ -193,7 +193,14 @@ def _check_focus(focus: tuple[float, ...]) -> None:
         )
 
 
-def _check_features(features: str) -> None:
+def _check_features(loss: LossSpec) -> None:
+    features = loss.features
+    if features not in FEATURES and loss.guided_epochs:
+        raise RecipeError(
+            f"loss.features is {features!r} and loss.guided_epochs {loss.guided_epochs:g}: its "
+            "clusters are of what the root misses, and features of your own know no differences. "
+            f"Use one of {', '.join(map(repr, FEATURES))}, or loss.guided_epochs=0"
+        )
     if features not in FEATURES and not re.fullmatch(r"\w+(\.\w+)*:\w+", features):
         raise RecipeError(
             f"loss.features is {features!r}; choose one of {', '.join(map(repr, FEATURES))}, or "

@@ -120,7 +120,8 @@ class NetworkSpec(Section):
 
     A recipe of your own that gives none of `kind`, `c_init`, `width`, `steps`, `doublings`,
     `decoder`, `multipliers` and `blocks` gets a network from `ptrees train` that suits number and
-    size of the pictures and the machine. It is told, and kept in the run's recipe.
+    size of the pictures and the machine, and so does one that says only `kind = "growing"`. It is
+    told, and kept in the run's recipe.
     """
 
     kind: Literal["unet", "residual", "growing"] = "unet"
