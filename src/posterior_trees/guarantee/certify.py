@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from posterior_trees.data import ImageSet, evenly_spaced, fingerprint, measured_batch
-from posterior_trees.data.splits import group_of
+from posterior_trees.data.splits import files_of, group_of
 from posterior_trees.errors import GuaranteeError
 from posterior_trees.guarantee.bank import Bank, to_bytes
 from posterior_trees.guarantee.boxes import Box, Grid
@@ -209,7 +209,7 @@ def _check_unseen(predictor: TreePredictor, images: ImageSet) -> None:
     if not len(images):
         raise GuaranteeError("there are 0 images to calibrate on; give some of the test split")
     known = predictor.about.get("train_names")
-    if known is not None and fingerprint(images.names) == known:
+    if known is not None and fingerprint(files_of(images.names)) == known:
         raise GuaranteeError(
             f"these {len(images)} images, by their names, are those that the model was trained on: "
             "it knows their answers, and promises made from them are false. Give others"
