@@ -5,13 +5,15 @@ import functools
 import hashlib
 import os
 import re
+import shutil
 import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from paint import paint_field, write_ome_tiff, write_plate
+import tifffile
+from paint import paint_field, write_ome_tiff, write_ome_zarr, write_plate
 from test_stream import Stub
 from torch import Tensor
 
@@ -157,6 +159,46 @@ def test_array_jobs_share_a_folder(fields: list[Field], one: dict, tmp_path: Pat
         predict(fields, tmp_path, share=(part, 3), watch=lambda o: seen.append(len(o)) or o)
     assert seen == [2, 2, 1]
     assert digests(tmp_path) == one
+
+
+def test_bad_files_are_named_and_the_others_are_done(tmp_path: Path) -> None:
+    """Truncated, with strips beyond its end, without a chunk, with a broken one, or removed while
+    the others are read: nothing is left of them."""
+    field, folder, out = paint_field(24, 32)[1:], tmp_path / "in", tmp_path / "out"
+    folder.mkdir()
+    files = [write_ome_tiff(folder / f"{name}.ome.tif", field, names=("Actin",))
+             for name in ("first", "cut", "lying", "last")]  # fmt: skip
+    stores = [write_ome_zarr(folder / f"{name}.ome.zarr", field, names=("Actin",))
+              for name in ("missing", "corrupt", "removed")]  # fmt: skip
+    files[1].write_bytes(files[1].read_bytes()[:-600])
+    with tifffile.TiffFile(files[2]) as tiff:
+        at = tiff.pages[0].tags["StripOffsets"].valueoffset
+    content = bytearray(files[2].read_bytes())
+    content[at : at + 4] = (10**9).to_bytes(4, "little")
+    files[2].write_bytes(content)
+    (stores[0] / "0/c/0/0/0").unlink()
+    (stores[1] / "0/c/0/0/0").write_bytes(b"no chunk")
+
+    def remove(outcomes):
+        for outcome in outcomes:
+            shutil.rmtree(stores[2], ignore_errors=True)
+            yield outcome
+
+    inputs = [*files[:3], *stores, files[3]]
+    with pytest.raises(PictureError) as error:
+        predict(list_fields(inputs), out, watch=remove)
+    first, *told = str(error.value).splitlines()
+    assert first == "5 of 7 pictures could not be predicted:"
+    words = ("is truncated or damaged", "is truncated or damaged", "lacks the chunk 0/c/0/0/0",
+             "is truncated or damaged", "does not exist")  # fmt: skip
+    for line, path, reason in zip(told, inputs[1:6], words, strict=True):
+        assert line.startswith(f"  {path} {reason}"), line
+    rows = (out / "fields.csv").read_text().splitlines()[1:]
+    assert [",failed," in row for row in rows] == [False] + [True] * 5 + [False]
+    assert {path.name.split(".")[0] for path in out.iterdir()} == {
+        "", "first", "last", "fields", "nuclei", "job", "index"
+    }  # fmt: skip
+    assert not list(tmp_path.rglob("*.part")) + list(tmp_path.rglob("*.stage"))
 
 
 def test_each_process_may_have_a_device_of_its_own() -> None:

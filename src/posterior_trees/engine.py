@@ -303,17 +303,21 @@ class DaskEngine:
     ) -> Iterator[tuple[Any, Outcome | None, int]]:
         """Items with what became of them; None, and how often, where workers died with them."""
         send = partial(attempt_sent, pickle.dumps(function), threads=self.threads)
-        futures = self.client.map(send, items, pure=False)
-        item_of = dict(zip(futures, items, strict=True))
+        item_of = dict(zip(self.client.map(send, items, pure=False), items, strict=True))
         try:
-            for future in self.distributed.as_completed(futures):
-                item = item_of.pop(future)
+            for future in self.distributed.as_completed(list(item_of)):
+                item, found, deaths = item_of.pop(future), None, 0
                 try:
-                    yield item, future.result(), 0
+                    found = future.result()
                 except self.distributed.KilledWorker as error:
-                    yield item, None, error.allowed_failures + 1
+                    deaths = error.allowed_failures + 1
+                future.release()  # else it is done again when its worker dies later
+                yield item, found, deaths
         finally:
-            self.client.cancel(list(item_of))
+            if item_of:
+                self.client.cancel(list(item_of))
+                if self.cluster is not None:  # whoever is at work knows nothing of it
+                    self.client.restart()
 
     def close(self) -> None:
         self.client.close()
