@@ -138,8 +138,11 @@ def test_predicting_again_replaces_the_tree_and_offers_no_tree_as_input(
     predict(window, wait)
     window.walking.go((0,))
     assert list(window.predicting.image.choices) == [source]
+    first = viewer.add_image(paint(), name="first")
+    viewer.layers.move(viewer.layers.index(first), 0)
     source.name = "renamed"
     assert window.predicting.image.value is source
+    viewer.layers.remove(first)
     predict(window, wait)
     assert names(viewer) == ["renamed", "renamed tree"]
     other = viewer.add_image(paint(), name="another")
