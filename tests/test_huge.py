@@ -71,6 +71,14 @@ def test_the_same_files_come_of_memory_and_of_the_disk(
     assert results_of(here) == results_of(there)
 
 
+def test_several_processes_change_no_byte(tmp_path: Path, predict: Predict) -> None:
+    """Huge fields are done one after the other, tile by tile, by all processes."""
+    write_ome_tiff(tmp_path / "in" / "a.ome.tif", paint_field(90, 100))
+    alone, _ = predict("alone", *ALL)
+    together, _ = predict("together", *ALL, "--workers", "2")
+    assert results_of(alone) == results_of(together)
+
+
 def test_a_result_says_how_it_was_made(tmp_path: Path, predict: Predict) -> None:
     file = write_ome_tiff(tmp_path / "in" / "a.ome.tif", paint_field(90, 100))
     out, _ = predict("out", *ALL, "--write", "zarr", "--scale", "1/2", "--gamma", "0.5")
@@ -101,6 +109,9 @@ def test_what_was_not_asked_for_is_not_kept(tmp_path: Path, predict: Predict) ->
     assert labels.max() == len(rows_of(out / "nuclei.csv")) > 0
     _, said = predict("out", *ALL, "--write", "labels,table", "--keep-work")
     assert "1 of 1 fields were done before" in said
+    assert (out / ".a.work").is_dir()
+    predict("out", *ALL, "--write", "labels,table")
+    assert not (out / ".a.work").exists()
 
 
 def test_a_field_goes_on_with_the_same_settings_only(

@@ -344,7 +344,7 @@ def test_memory_does_not_grow_with_the_picture(tmp_path: Path, small: int, large
 def test_a_picture_of_16384_pixels_a_side_takes_less_than_a_gigabyte(tmp_path: Path) -> None:
     peak, nuclei = peak_of(tmp_path / "huge", 16384, 512)
     print(peak, nuclei)
-    assert nuclei > 100_000
+    assert nuclei > 10_000
     assert peak <= 1000
 
 

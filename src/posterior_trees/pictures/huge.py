@@ -89,6 +89,11 @@ def stream_field(
     return Made(record, None, [f"{task.field.path}: {note}"] if note else [])
 
 
+def scratch_of(work: Work, task: Task) -> Path:
+    """Where a field's tiles lie meanwhile."""
+    return (work.scratch or work.out) / f".{task.name}.work"
+
+
 def make_stream(work: Work, results: Results, task: Task) -> tuple[Stream, Origin]:
     """The plan of a field, and where it comes from."""
     reading, outputs = work.reading, results.outputs
@@ -102,7 +107,7 @@ def make_stream(work: Work, results: Results, task: Task) -> tuple[Stream, Origi
             )
         pixel = source.pixel_size and source.pixel_size[0]
         origin = Origin(pixel, block, source.stack.stamp, source.channels[source.channel])
-    scratch = (work.scratch or work.out) / f".{task.name}.work"
+    scratch = scratch_of(work, task)
     folder = work.out / zarr_name(task.field, task.name)
     tile, overlap = (work.tiling or Tiling()).sizes
     stream = Stream(

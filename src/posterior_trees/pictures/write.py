@@ -8,6 +8,7 @@ Fields are done by an engine, one by one; what becomes of them is put together h
 """
 
 import json
+import shutil
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -23,7 +24,7 @@ from posterior_trees.imaging.ome_zarr import is_zarr
 from posterior_trees.imaging.ome_zarr import stamp_of as stamp_of_zarr
 from posterior_trees.pictures.answer import Tiling
 from posterior_trees.pictures.folder import Also, write_links, write_page
-from posterior_trees.pictures.huge import is_huge, stream_field
+from posterior_trees.pictures.huge import is_huge, scratch_of, stream_field
 from posterior_trees.pictures.place import put_file, stage
 from posterior_trees.pictures.reading import Reading, stamp_of
 from posterior_trees.pictures.results import MANY, Results, Task
@@ -155,6 +156,8 @@ class _Run:
                 todo.append(task)
                 continue
             done.append(task)
+            if not self.work.keeps_tiles:  # of a process that was killed as it removed them
+                shutil.rmtree(scratch_of(self.work, task), ignore_errors=True)
             if self.work.has_page:
                 self.examples[task.name] = record["example"] or {}
         check([task.field for task in todo])
