@@ -3,7 +3,7 @@
 import random
 from pathlib import Path
 
-from posterior_trees.models.build import outline
+from posterior_trees.models.build import build_predictor
 from posterior_trees.models.card import card_of
 from posterior_trees.recipe import parse_recipe, parse_resolved, write_recipe
 from tests.attack import judge
@@ -33,7 +33,7 @@ def attack(seed: int, count: int) -> tuple[int, list[str]]:
             recipe = parse_recipe(text, changes)
             assert parse_resolved(write_recipe(recipe), "again") == recipe
             card_of(recipe)
-            outline(recipe)
+            build_predictor(recipe, "meta")
 
         failed += judge(build, f"recipe {number} {changes}")
     return count, failed

@@ -56,7 +56,7 @@ def attack(seed: int, count: int) -> tuple[int, list[str]]:
             tree: lambda: Tree.load(tree).probs,
             run.state_file: trainer.resume,
             certificate: lambda: promise(Guarantee.load(certificate), own),
-            bank: lambda: Bank.load(bank).score(lambda image: image.mean().item(), "light"),
+            bank: lambda: Bank.load(bank).interval(own, lambda image: image.mean().item(), 0.9),
         }
         tried = 0
         for file, read in readers.items():
