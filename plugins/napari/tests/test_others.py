@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import make_tree
+from small import make_tree
 from test_reader import counted
 
 from posterior_trees.imaging.ngff import Frame

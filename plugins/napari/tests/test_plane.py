@@ -4,9 +4,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import paint
 from napari.layers import Image
 from napari_posterior_trees.plane import Seen, pixel_at, see
+from small import paint
 
 from posterior_trees.errors import InputError
 from posterior_trees.imaging.size import block_means

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import make_tree
 from napari_posterior_trees.layers import NODE, NUCLEI, TREE, Level, prob_at, prob_of
 from napari_posterior_trees.reader import get_reader
+from small import make_tree
 
 from posterior_trees import Tree, grow
 from posterior_trees.errors import DataError

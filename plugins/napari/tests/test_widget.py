@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import make_predictor, make_tree, paint
 from napari_posterior_trees import job
 from napari_posterior_trees.layers import NODE, TREE
+from small import make_predictor, make_tree, paint
 
 from posterior_trees import Tree
 from posterior_trees.imaging.tree_zarr import write_tree
