@@ -154,3 +154,14 @@ def test_pages_and_other_sizes_are_made_in_memory(tmp_path: Path, predict: Predi
     assert (out / "a" / "tree.png").is_file()
     _, said = predict("out", *ALL, "--scale", "0.9")
     assert "is too large for memory, and is predicted as it is or at --scale 1/2, 1/3" in said
+
+
+def test_a_dry_run_tells_what_a_huge_field_takes(tmp_path: Path, predict: Predict) -> None:
+    """On disk its tiles lie beside the result, and memory does not grow with the picture."""
+    write_ome_tiff(tmp_path / "in" / "a.ome.tif", paint_field(900, 1000))
+    words = ("--dry-run", "--write", "zarr", "--tile", "64", "--overlap", "16")
+    said = [predict("out", *words, is_huge=is_huge)[1] for is_huge in (False, True)]
+    scratch, memory = ([float(re.search(rf"{what} ([\d.]+) GB", text)[1]) for text in said]
+                       for what in ("scratch", "memory per worker"))  # fmt: skip
+    assert scratch[1] > scratch[0]
+    assert memory[1] == 0.8

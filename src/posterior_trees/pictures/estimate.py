@@ -3,6 +3,7 @@
 Bytes are those before compression, and so an upper bound: PNG, zlib and Zarr take less.
 """
 
+import math
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ from posterior_trees.imaging.fields import Field
 from posterior_trees.imaging.size import scale_size
 from posterior_trees.imaging.source import Source, open_source
 from posterior_trees.pictures.answer import Tiling
+from posterior_trees.pictures.huge import goes_to_disk
 from posterior_trees.pictures.reading import Reading, choose_scale
 from posterior_trees.pictures.results import Outputs
 from posterior_trees.pictures.tiles import OVERLAP, TILE, cut, needs_tiles
@@ -23,6 +25,8 @@ ROOM = 1.2
 """How much more of the disk must be free than is expected to be used."""
 PROCESS = 400_000_000
 """Bytes of a process that has torch and a small network."""
+STREAMED = 800_000_000
+"""The same where a huge tree is made on disk: 16,384² pixels of 13 nodes took 712 MB."""
 PAGE = 700_000
 """Bytes of a field on a page."""
 DEPTH = {"uint8": 1, "uint16": 2, "float32": 4}
@@ -33,6 +37,7 @@ class Estimate(NamedTuple):
 
     tiles: int
     result: int
+    scratch: int
     memory: int
 
 
@@ -58,8 +63,13 @@ class Batch(NamedTuple):
             "table": 0,
         }
         result = sum(of_word[word] for word in self.outputs.words)
+        tiles = self._tiles(size)
+        if "page" not in self.outputs.words and goes_to_disk(self.predictor, size, tiles > 1):
+            leaves = math.prod(self.predictor.branching) * self.predictor.channels
+            raw = tiles * 4 * leaves * (self.tiling.tile or TILE) ** 2
+            return Estimate(tiles, result, result + raw, STREAMED)
         memory = PROCESS + 4 * (have[0] * have[1] + 2 * nodes * pixels)
-        return Estimate(self._tiles(size), result, memory)
+        return Estimate(tiles, result, result, memory)
 
     def _size(self, source: Source, name: str) -> tuple[int, int]:
         """Of the picture that is predicted."""
@@ -77,8 +87,9 @@ class Batch(NamedTuple):
         sides = [-(-side // step) * step for side in (*size, tile, overlap)]
         return len(list(cut(sides[:2], *sides[2:], step)))
 
-    def sum_up(self, fields: Sequence[Field], workers: int) -> tuple[Estimate, int, list[str]]:
-        """All fields; the bytes that lie on the stage meanwhile; and what cannot be read."""
+    def sum_up(self, fields: Sequence[Field], workers: int) -> tuple[Estimate, list[str]]:
+        """All fields, of which as many as there are workers are on the stage at once; and what
+        cannot be read."""
         found, problems = [], []
         for field in fields:
             try:
@@ -86,15 +97,15 @@ class Batch(NamedTuple):
             except (PosteriorTreesError, OSError) as error:
                 problems.append(str(error))
         if not found:
-            return Estimate(0, 0, PROCESS), 0, problems
-        tiles, results, memory = zip(*found, strict=True)
-        scratch = min(workers, len(found)) * max(results)
-        return Estimate(sum(tiles), sum(results), max(memory)), scratch, problems
+            return Estimate(0, 0, 0, PROCESS), problems
+        tiles, results, stages, memory = zip(*found, strict=True)
+        scratch = min(workers, len(found)) * max(stages)
+        return Estimate(sum(tiles), sum(results), scratch, max(memory)), problems
 
     def refuse_full_disk(self, fields: Sequence[Field], out: Path, workers: int) -> None:
         """Before anything is begun."""
-        total, scratch, _ = self.sum_up(fields, workers)
-        need = ROOM * (scratch + total.result)
+        total, _ = self.sum_up(fields, workers)
+        need = ROOM * (total.scratch + total.result)
         home = next(place for place in (out, *out.absolute().parents) if place.exists())
         if (free := shutil.disk_usage(home).free) < need:
             raise InputError(
@@ -104,11 +115,11 @@ class Batch(NamedTuple):
 
     def describe(self, fields: Sequence[Field], workers: int) -> str:
         """What `--dry-run` prints."""
-        total, scratch, problems = self.sum_up(fields, workers)
+        total, problems = self.sum_up(fields, workers)
         done = plural(len(fields) - len(problems), "field")
         lines = [
             f"{done}, {plural(total.tiles, 'tile')}",
-            f"scratch {scratch / 1e9:.2f} GB, result {total.result / 1e9:.2f} GB before "
+            f"scratch {total.scratch / 1e9:.2f} GB, result {total.result / 1e9:.2f} GB before "
             "compression",
             f"memory per worker {total.memory / 1e9:.2f} GB, beside what the network takes",
             *(f"cannot be read: {problem}" for problem in problems),

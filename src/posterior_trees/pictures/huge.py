@@ -48,10 +48,14 @@ def is_huge(work: Work, task: Task) -> bool:
     with suppress(PosteriorTreesError, OSError), _open(work, task) as source:  # told by `read`
         scale = choose_scale(work.reading, source, work.predictor)
         size = source.shape if scale == 1 else scale_size(source.shape, scale, source.name)
-        nodes = sum(level_sizes(work.predictor.branching)) * work.predictor.channels
-        is_cut = needs_tiles(work.predictor, size, tile)
-        return is_cut and 4 * nodes * size[0] * size[1] > LIMIT
+        return goes_to_disk(work.predictor, size, needs_tiles(work.predictor, size, tile))
     return False
+
+
+def goes_to_disk(predictor: Predictor, size: Sequence[int], is_cut: bool) -> bool:
+    """Whether all nodes of a picture in tiles are too much for memory."""
+    nodes = sum(level_sizes(predictor.branching)) * predictor.channels
+    return is_cut and 4 * nodes * size[0] * size[1] > LIMIT
 
 
 def stream_field(
