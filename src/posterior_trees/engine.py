@@ -26,12 +26,11 @@ from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
-from importlib import import_module
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-from posterior_trees.errors import MissingError, RunError
+from posterior_trees.errors import RunError, need
 
 MOST_DEATHS = 3
 GRACE = 5.0
@@ -259,13 +258,9 @@ class DaskEngine:
     a worker as it died one may have been the reason: each is tried again, alone."""
 
     def __init__(self, workers: int, threads: int = 1, scheduler: str | None = None) -> None:
-        try:
-            dask, distributed = map(import_module, ("dask", "distributed"))
-        except ImportError:
-            raise MissingError(
-                "--engine dask needs distributed, which is not installed: "
-                'pip install "posterior-trees[dask]"'
-            ) from None
+        dask, distributed = (
+            need(module, "--engine dask", "dask") for module in ("dask", "distributed")
+        )
         self.distributed, self.threads, self.cluster = distributed, threads, None
         at = {"address": scheduler}
         if scheduler is not None and Path(scheduler).is_file():

@@ -60,8 +60,8 @@ def look_at(
 
 
 def _mask_of(box: Sequence[int], height: int, width: int) -> Tensor:
-    if len(box) != 4:
-        raise InputError(f"the region is {list(box)}; a box is (top, left, height, width)")
+    if not isinstance(box, Sequence) or len(box) != 4:
+        raise InputError(f"the region is {box!r:.60}; a box is (top, left, height, width)")
     top, left, tall, wide = (int(number) for number in box)
     if not (0 <= top < top + tall <= height and 0 <= left < left + wide <= width):
         raise InputError(
