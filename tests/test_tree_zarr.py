@@ -273,9 +273,7 @@ def test_validators_accept_trees_labels_and_probabilities(tmp_path: Path, ngff: 
 
 @pytest.mark.parametrize("ngff", ["0.4", "0.5"])
 def test_a_third_validator_accepts_trees(tmp_path: Path, ngff: str) -> None:
-    """ngff-zarr, which is too large (115 MB) to be installed for this alone."""
     ngff_zarr = pytest.importorskip("ngff_zarr")
-    pytest.importorskip("jsonschema")
     folder = write_sample(tmp_path / "a.tree.ome.zarr", ngff)
     levels = ngff_zarr.from_ngff_zarr(str(folder), validate=True, version=ngff)
     assert levels.images[0].scale["y"] == pytest.approx(1.3)
