@@ -71,6 +71,24 @@ def test_errors_are_outcomes_of_their_items(engine: Engine) -> None:
     assert "refuse" in found[3].error.__notes__[0]
 
 
+class TwoWordsError(Exception):
+    def __init__(self, one: str, two: str) -> None:
+        super().__init__(f"{one} {two}")
+
+
+def send_oddly(number: int) -> object:
+    if number == 1:
+        raise TwoWordsError("not", "readable")  # again: it takes two words
+    return (lambda: number) if number == 2 else number
+
+
+def test_what_cannot_be_sent_is_told_in_words_and_the_others_are_done(engine: Engine) -> None:
+    found = {o.item: o for o in engine.run(send_oddly, range(4))}
+    assert [found[n].value for n in (0, 3)] == [0, 3]
+    assert str(found[1].error) == "TwoWordsError: not readable"
+    assert "lambda" in str(found[2].error)
+
+
 def test_who_ends_its_worker_is_given_up_and_the_others_are_done(
     engine: Engine, tmp_path: Path
 ) -> None:

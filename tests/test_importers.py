@@ -217,6 +217,31 @@ def test_thin_lines_are_connected_as_the_ink_and_one_pixel_wide(seed: int) -> No
     assert torch.equal(thin(lines), lines)
 
 
+def test_thin_lines_of_two_pixels_stay_lines() -> None:
+    square = torch.zeros(6, 6, dtype=torch.bool)
+    square[2:4, 2:4] = True
+    assert 1 <= int(thin(square).sum()) < 4
+    slanted = torch.eye(64, dtype=torch.bool)
+    slanted[:-1, 1:] |= torch.eye(63, dtype=torch.bool)
+    left = thin(slanted).nonzero()
+    assert left[:, 0].unique().numel() >= 62
+
+
+def test_the_smallest_drawing_is_not_called_filled() -> None:
+    image = Image.new("L", (40, 40), 255)
+    ImageDraw.Draw(image).rectangle([12, 12, 26, 26], outline=0)
+    assert find_lines(np.asarray(image)[None], (40, 40), BOX).sum() >= 50
+
+
+def test_nothing_but_specks_is_refused() -> None:
+    dots = np.full((1, 1000, 1000), 255, np.uint8)
+    for row in range(10, 1000, 25):
+        for column in range(10, 1000, 25):
+            dots[0, row : row + 6, column : column + 6] = 0
+    with pytest.raises(DataError, match=r"dots.png shows nothing but specks"):
+        find_lines(dots, (128, 128), BOX, "dots.png")
+
+
 def test_a_filled_drawing_is_refused_and_a_blank_one() -> None:
     image = Image.new("L", (300, 200), 255)
     ImageDraw.Draw(image).ellipse([60, 50, 240, 150], fill=0)

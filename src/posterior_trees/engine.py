@@ -119,6 +119,13 @@ def attempt_sent(pickled: bytes, item: Any, threads: int) -> Outcome:
     outcome = attempt(_kept[1], item, threads)
     if outcome.error is not None:
         outcome.error.add_note("".join(traceback.format_exception(outcome.error)))
+    try:
+        pickle.loads(pickle.dumps(outcome[1:]))
+    except Exception as error:  # of a kind that cannot be sent
+        found = outcome.error or error
+        told = RunError(f"{type(found).__name__}: {found}")
+        told.add_note("".join(traceback.format_exception(found)))
+        return outcome._replace(value=None, error=told)
     return outcome
 
 
@@ -216,6 +223,8 @@ class _Worker:
         try:
             self.pipe.send((pickled, item))
         except OSError:
+            if not self.is_ready:
+                raise self._early() from None
             return False
         return True
 
@@ -226,14 +235,17 @@ class _Worker:
         except (EOFError, OSError):
             if self.is_ready:
                 raise
-            self.process.join(GRACE)
-            raise RunError(
-                f"a worker process ended as it started (exit code {self.process.exitcode}): take "
-                "fewer --workers; a script of your own starts its work below "
-                "`if __name__ == '__main__':`"
-            ) from None
+            raise self._early() from None
         self.is_ready = True
         return said
+
+    def _early(self) -> RunError:
+        self.process.join(GRACE)
+        return RunError(
+            f"a worker process ended as it started (exit code {self.process.exitcode}): take "
+            "fewer --workers; a script of your own starts its work below "
+            "`if __name__ == '__main__':`"
+        )
 
     def end(self) -> None:
         self.process.join(GRACE if self.process.exitcode is None else 0)

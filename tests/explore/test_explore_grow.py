@@ -13,8 +13,9 @@ from browsing import drag, keep, make_predictor, picture_of, press, selected, se
 from PIL import Image
 from torch import nn
 
-from posterior_trees import Inpaint
+from posterior_trees import Downsample, Inpaint
 from posterior_trees.errors import InputError
+from posterior_trees.measure import Measurement
 from posterior_trees.networks import NodeNetwork, UNet
 from posterior_trees.pictures.answer import Answer, answer
 from posterior_trees.pictures.reading import read
@@ -28,16 +29,16 @@ LEVELS = 4
 PLACE = (slice(4, 12), slice(16, 24))
 
 
-def make_growing() -> GrowingPredictor:
+def make_growing(measurement: Measurement | None = None) -> GrowingPredictor:
     """A growing predictor with random weights, whose children differ where it looks."""
     torch.manual_seed(1)
     into = 1 + NodeNetwork.extra_channels(1, LEVELS)
     trunk = UNet(into, 1, 3, width=6, steps=2, is_disjoint=False, is_regional=True)
     for parameter in trunk.parameters():
         nn.init.normal_(parameter, std=0.2)
-    hole = Inpaint.box((0, 19), (0, 27), (28, 28))
+    measurement = measurement or Inpaint.box((0, 19), (0, 27), (28, 28))
     return GrowingPredictor(
-        NodeNetwork(trunk, LEVELS), hole, branching=3, depth=2, channels=1, multiple=4
+        NodeNetwork(trunk, LEVELS), measurement, branching=3, depth=2, channels=1, multiple=4
     ).eval()  # fmt: skip
 
 
@@ -109,6 +110,20 @@ def painted(value: int = 255, size: tuple[int, int] = (28, 28)) -> str:
 def test_a_painted_place_is_the_box_of_the_same_pixels(kept) -> None:
     box, mask = ask(*kept, worth=4, region=[4, 16, 8, 8]), ask(*kept, worth=4, region=painted())
     assert box["levels"] == mask["levels"]
+
+
+def test_a_place_is_painted_on_the_answer_whatever_the_size_of_the_measurement() -> None:
+    predictor = make_growing(Downsample(2))
+    picture = read(torch.rand(1, 14, 14), predictor)
+    growths = Growths(predictor)
+    token = growths.keep(answer(predictor, picture))["token"]
+    assert shown(ask(growths, token, worth=1, region=painted())) >= 4
+
+
+def test_a_node_named_twice_is_split_once_and_too_many_are_refused(kept) -> None:
+    assert ask(*kept, split=[[]] * 3000) == ask(*kept, split=[[]])
+    with pytest.raises(InputError, match="5000 nodes to split, at most 4096"):
+        ask(*kept, split=[[0] * n for n in range(5000)])
 
 
 def test_below_the_trained_levels_it_is_said(kept) -> None:

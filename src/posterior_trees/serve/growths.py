@@ -24,6 +24,7 @@ from posterior_trees.errors import InputError
 from posterior_trees.explore.content import Measure, describe_growth
 from posterior_trees.pictures.answer import Answer
 from posterior_trees.predictor import GrowingPredictor, Growth, Predictor, evaluating
+from posterior_trees.predictor.growth import MOST_NODES
 from posterior_trees.schema import Maybe, parse_json
 from posterior_trees.serve.hole import read_mask
 
@@ -40,7 +41,7 @@ class Growths:
     def __init__(self, predictor: Predictor, measures: Mapping[str, Measure] | None = None) -> None:
         self.predictor = predictor if isinstance(predictor, GrowingPredictor) else None
         self.measures = measures or {}
-        self.kept: OrderedDict[str, tuple[Tensor, Tensor | None, OrderedDict]] = OrderedDict()
+        self.kept: OrderedDict[str, tuple[Answer, OrderedDict]] = OrderedDict()
 
     def keep(self, made: Answer) -> dict[str, str]:
         """What an example says so that it can be grown on."""
@@ -48,7 +49,7 @@ class Growths:
         if self.predictor is None or made.parts or pixels > PIXELS:
             return {}
         token = secrets.token_urlsafe(12)
-        self.kept[token] = (made.y, made.x, OrderedDict())
+        self.kept[token] = made, OrderedDict()
         while len(self.kept) > KEPT:
             self.kept.popitem(last=False)
         return {"token": token}
@@ -59,36 +60,39 @@ class Growths:
         asked = parse_json(request, FORM, "the request")
         if self.predictor is None or asked.get("token") not in self.kept:
             raise InputError("this picture is no longer kept: give it to the page again")
-        y, x, growths = self.kept[asked["token"]]
+        made, growths = self.kept[asked["token"]]
         self.kept.move_to_end(asked["token"])
         region, split = asked.get("region"), asked.get("split")
         with evaluating(self.predictor):
-            growth = self._begin(y, region, growths)
+            growth = self._begin(made, region, growths)
             growth.fold(())
             if split is None:
                 worth = 2.0 ** -abs(asked.get("worth") or 0.0)
                 growth.grow(nodes=NODES, gain=worth * max(growth.gain(()), 1e-12))
             else:
                 self._split(growth, split)
-        made = describe_growth(growth, x, self.measures)
-        made["grown"] |= {"region": region, "note": self._note(growth)}
-        return made
+        tree = describe_growth(growth, made.x, self.measures)
+        tree["grown"] |= {"region": region, "note": self._note(growth)}
+        return tree
 
-    def _begin(self, y: Tensor, region: Any, growths: OrderedDict) -> Growth:
+    def _begin(self, made: Answer, region: Any, growths: OrderedDict) -> Growth:
         assert self.predictor is not None
         key = str(region)
         if key not in growths:
-            device = self.predictor.device
-            growths[key] = self.predictor.begin(y.to(device), read_region(region, y.shape[-2:]))
+            y, where = made.y.to(self.predictor.device), read_region(region, made.tree.shape[-2:])
+            growths[key] = self.predictor.begin(y, where)
             while len(growths) > REGIONS:
                 growths.popitem(last=False)
         return growths[key]
 
     def _split(self, growth: Growth, split: Sequence[Sequence[int]]) -> None:
         """Level by level, each in one batch."""
-        for level in range(max(map(len, split), default=-1) + 1):
-            if paths := [path for path in split if len(path) == level]:
-                growth.expand(*paths)
+        paths = sorted(set(map(tuple, split)))
+        if len(paths) > MOST_NODES:
+            raise InputError(f"{len(paths)} nodes to split, at most {MOST_NODES} are")
+        for level in range(max(map(len, paths), default=-1) + 1):
+            if asked := [path for path in paths if len(path) == level]:
+                growth.expand(*asked)
 
     def _note(self, growth: Growth) -> str:
         """Where knowledge ends."""

@@ -5,7 +5,7 @@ import { $ } from "./state.js";
 const STEPS = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
 const marks = [$("eye-left"), $("eye-right")];
 let places = [[0.4, 0.4], [0.6, 0.4]]; // x and y, as shares of the picture
-let answer = null;
+let answer = null, latest = 0;
 
 function put(mark, [x, y]) {
   places[mark] = [x, y].map((v) => Math.min(Math.max(v, 0), 1));
@@ -15,6 +15,7 @@ function put(mark, [x, y]) {
 // Show the portrait and wait for its eyes: `{ align }` in pixels, `{}` if it is cut already, and
 // null if the reader chose something else meanwhile or the browser cannot show the file.
 export async function askForEyes(blob, at) {
+  const mine = ++latest;
   answer?.(null);
   const portrait = $("portrait");
   URL.revokeObjectURL(portrait.src);
@@ -22,8 +23,9 @@ export async function askForEyes(blob, at) {
   try {
     await portrait.decode();
   } catch {
-    return {}; // not a picture for browsers: the server says what it is
+    return mine === latest ? {} : null; // not a picture for browsers: the server says what it is
   }
+  if (mine !== latest) return null;
   [at.slice(0, 2), at.slice(2)].forEach((place, mark) => put(mark, place));
   $("eyes").hidden = false;
   if (!$("own").open) $("own").show();

@@ -105,7 +105,7 @@ function startStroke(event) {
 
 function togglePainting() {
   isPainting = !isPainting;
-  if (!isPainting) delete example().mask;
+  if (!isPainting) for (const item of data.examples) delete item.mask;
   renderGrow();
 }
 

@@ -96,7 +96,8 @@ async function ask(blob, title, { isSketch = false, hole = null, eyes = {} } = {
     data.examples.unshift(Object.assign(made, { isSketch }));
     data.size = data.examples.length === 1 ? made.size : data.size;
     update({ example: 0, path: [], truth });
-    if (!isSketch) { $("own").close(); refused = null; }
+    if (!isSketch) refused = null;
+    if (!isSketch && $("eyes").hidden) $("own").close(); // another portrait may wait for its marks
   } catch (error) {
     const isDown = error instanceof TypeError;
     if (mine === latest) {
