@@ -194,6 +194,9 @@ class Guarantee:
         if too_fine := self.terms(level).too_fine:
             return {"withdrawn": too_fine}
         p = None if tree.p_values is None else tree.p_values[0].item()
+        if p is not None and p <= self.least_p:
+            why = f"unlike the calibration images (p = {p:.2g})"
+            return {"level": level, "words": str(self.terms(level)), "p": p, "withdrawn": why}
         names = [name for name in self.facts["measures"] if name in self.measures]
         named = {name: self.interval(tree, name, level) for name in names}
         said: dict[str, Any] = {
@@ -205,8 +208,6 @@ class Guarantee:
             "radius": self.ball(tree, level).radius[0].item(),
             "intervals": {k: [v.low[0].item(), v.high[0].item()] for k, v in named.items()},
         }
-        if p is not None and p <= self.least_p:
-            said["withdrawn"] = f"unlike the calibration images (p = {p:.2g})"
         if "boxes" in self.scores:
             said["boxes"] = self.grid._asdict() | {
                 "counts": self.grid.counts,

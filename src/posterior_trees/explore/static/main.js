@@ -14,8 +14,8 @@ import { addBox, preview, renderSides, renderViewer, startBox, toggleFlicker } f
 
 function buildOnce() {
   document.title = $("title").textContent = data.title;
-  $("footer").append(...Object.entries(data.model).map(([key, textContent]) =>
-    element(key === "name" ? "b" : "span", { textContent })));
+  $("footer").append(...Object.entries(data.model).map(([key, text]) =>
+    element(key === "name" ? "b" : "span", { textContent: key === "unfit" ? `Not for ${text}` : text })));
 }
 
 // ---- what is drawn besides the tree and the viewer ------------------------------------------
