@@ -144,6 +144,15 @@ def test_a_measure_of_ones_own_is_promised_where_it_is_named_again(world):
     assert tree.interval("test_calibrate:top").low.shape == (1,)
 
 
+def test_a_measure_that_nothing_is_promised_of_is_refused(tmp_path, capsys):
+    Image.new("L", (28, 28), 90).save(tmp_path / "a.png")
+    words = ["predict", "digits", str(tmp_path / "a.png"), "--out", str(tmp_path / "out")]
+    with pytest.raises(SystemExit):
+        main([*words, "--measure", "share=0.3"])
+    assert "share=0.3: nothing is promised of it, but of ink" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
 def test_images_that_may_have_changed_sides_are_announced(world, capsys):
     """The model keeps a fingerprint of the files that it was trained on."""
     (world / "photos").mkdir()

@@ -144,7 +144,13 @@ def load_for(arguments: argparse.Namespace) -> "Predictor":
 
     first = (arguments.device or "").partition(",")[0]
     predictor = load_model(arguments, engine.device or first or None)
-    find_measures(predictor, arguments.measure)
+    known = predictor.guarantee.facts["measures"] if predictor.guarantee else ()
+    for name in find_measures(predictor, arguments.measure):
+        if name not in known:
+            raise InputError(
+                f"--measure {name}: nothing is promised of it, but of "
+                f"{', '.join(known) or 'nothing'}. Name it in ptrees calibrate, or leave it out"
+            )
     predictor.about["called"] = arguments.model  # what messages call it
     return predictor
 
