@@ -237,6 +237,28 @@ MISTAKES = {
         ["figure", "model.safetensors", "--data", "data", "--out", "f.png", "--images", "12"],
         "image 12 is not among 0…11",
     ),
+    "figure of a region without growing": (
+        ["figure", "model.safetensors", "--data", "data", "--out", "f.png", "--region", *"4123"],
+        "--region is for trees that are grown: say with --grow",
+    ),
+    "figure grown where all is known": (
+        [
+            "figure",
+            "model.safetensors",
+            "--data",
+            "data",
+            "--out",
+            "f.png",
+            "--grow",
+            "4",
+            "--region",
+            "25",
+            "0",
+            "2",
+            "2",
+        ],
+        "the region shows only what is known already",
+    ),
     "figure of a strange kind": (
         ["figure", "model.safetensors", "--data", "data", "--out", "f.gif"],
         "f.gif.*.png, .jpg, .svg, .pdf",

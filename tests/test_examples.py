@@ -3,10 +3,17 @@
 import pytest
 import torch
 
-from posterior_trees import TreePredictor
+from posterior_trees import TreePredictor, wrap
 from posterior_trees.data import ImageSet, evenly_spaced
-from posterior_trees.evaluation.examples import around_hole, predict_examples, save_examples
+from posterior_trees.evaluation.examples import (
+    Grown,
+    around_hole,
+    predict_examples,
+    save_examples,
+)
+from posterior_trees.figure import arrange
 from posterior_trees.measure import Colorize, Inpaint
+from posterior_trees.networks import NodeNetwork
 from posterior_trees.networks.head import Leaves
 
 
@@ -68,3 +75,45 @@ def test_without_a_hole_there_is_nothing_to_come_closer_to(tmp_path) -> None:
     images = ImageSet(torch.randint(256, (2, 3, 8, 8), dtype=torch.uint8))
     with pytest.raises(ValueError, match=r"shades fills no hole.*leave out --closer"):
         save_examples(tmp_path / "f.png", predictor(Colorize()), images, is_closer=True)
+
+
+def growing() -> TreePredictor:
+    """Random weights that split where they look."""
+    torch.manual_seed(1)
+    backbone = torch.nn.Conv2d(3 + NodeNetwork.extra_channels(3, 6), 8, 3, padding=1)
+    torch.nn.init.normal_(backbone.weight, std=0.3)
+    measurement = hole(slice(20, 30), slice(8, 50))
+    return wrap(backbone, features=8, channels=3, branching=2, measurement=measurement, levels=6)
+
+
+def test_a_grown_figure_has_so_many_nodes_of_every_image(tmp_path, monkeypatch) -> None:
+    model = growing()
+    images = ImageSet(torch.randint(256, (5, 3, 64, 64), dtype=torch.uint8))
+    drawn = {}
+
+    def note(tree, file, **others) -> None:
+        drawn.update(tree=tree, **others)
+
+    monkeypatch.setattr("posterior_trees.figure.save_figure", note)
+    grown = Grown(model.begin_each, 9, (22, 10, 4, 30))
+    save_examples(tmp_path / "f.png", model, images, count=3, grown=grown, is_closer=True)
+    assert drawn["box"] == [6, 6, 4, 30], "moved with what is shown"
+    for i, y in enumerate(predict_examples(model, images, evenly_spaced(5, 3))[1]):
+        growth = model.begin(y[None], (22, 10, 4, 30)).grow(9)
+        shown = arrange(drawn["tree"][i])
+        assert len(shown) == len(growth.nodes) == 9
+        wanted = growth.tree(drawn["tree"].branching)
+        for ours, theirs in zip(drawn["tree"][i].images, wanted.images, strict=True):
+            assert torch.equal(ours, theirs[..., slice(16, 34), slice(4, 54)])
+
+
+def test_a_finished_tree_grows_to_its_likeliest_part(tmp_path) -> None:
+    model = predictor(hole(slice(20, 30), slice(8, 50)))
+    images = ImageSet(torch.randint(256, (2, 3, 64, 64), dtype=torch.uint8))
+    for nodes, depth in ((1, 0), (2, 0), (3, 1), (99, 1)):
+        tree, *_ = predict_examples(model, images, [0, 1], grown=Grown(model.begin_each, nodes))
+        assert tree.depth == depth
+        assert len(tree) == 2
+    file = tmp_path / "f.png"
+    save_examples(file, model, images, count=2, grown=Grown(model.begin_each, 1), dpi=40)
+    assert file.stat().st_size > 500

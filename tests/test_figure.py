@@ -2,6 +2,7 @@
 
 import math
 import re
+from itertools import pairwise
 from pathlib import Path
 
 import matplotlib
@@ -16,7 +17,8 @@ from posterior_trees_paper.studies.figures import Strip, draw_strips
 
 from posterior_trees import Tree, grow
 from posterior_trees.errors import StoreError
-from posterior_trees.figure import HIGHLIGHT, draw, draw_grid, save_figure
+from posterior_trees.figure import ASKED, HIGHLIGHT, arrange, draw, draw_grid, save_figure
+from posterior_trees.predictor.growth import Growth, Siblings
 
 
 def make_tree(
@@ -28,6 +30,22 @@ def make_tree(
     log_probs = torch.randn(batch, n, generator=generator, dtype=torch.float64).log_softmax(1)
     log_probs[:, list(absent)] = -math.inf
     return grow(leaves, log_probs.log_softmax(1), branching)
+
+
+def make_growth(splits: int, seed: int = 0, most: int = 3) -> Growth:
+    """A tree that was split at random places, into two to `most` children each."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def branch(asked) -> list[Siblings]:
+        widths = [int(torch.randint(2, most + 1, (), generator=generator)) for _ in asked]
+        shapes = [torch.rand(k, 1, 6, 5, generator=generator) for k in widths]
+        return [Siblings(images, torch.zeros(len(images)).log_softmax(0)) for images in shapes]
+
+    growth = Growth(torch.rand(1, 6, 5, generator=generator), branch)
+    for _ in range(splits):
+        ends = [path for path in growth.leaves if len(path) < 5]
+        growth.expand(ends[int(torch.randint(len(ends), (), generator=generator))])
+    return growth
 
 
 def images_of(figure: Figure) -> list:
@@ -88,6 +106,86 @@ def test_absent_nodes_are_blank() -> None:
     assert texts_of(figure) == ["Mean", "1.00", "1.00"]
     assert len(frames) == 4
     assert not any(frame.get_fill() for frame in frames)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_grown_tree_shows_each_of_its_nodes_once_and_nothing_else(seed: int, tmp_path) -> None:
+    growth = make_growth(splits=9, seed=seed, most=2 if seed % 2 else 3)
+    growth.tree().save(tmp_path / "grown.safetensors")
+    tree = Tree.load(tmp_path / "grown.safetensors")
+    figure = draw(tree)
+    shown = [image.get_array().data for image in images_of(figure)]
+    paths = sorted(growth.nodes, key=lambda path: (len(path), path))
+    assert len(shown) == len(paths) < sum(level.shape[1] for level in tree.probs)
+    for image, path in zip(shown, paths, strict=True):
+        assert (image == growth.nodes[path][0][0].numpy()).all(), path
+    chances = [f"{growth.prob(path):.2f}" for path in paths if path]
+    assert [t for t in texts_of(figure) if not t.startswith("level")] == ["Mean", *chances]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_in_a_grown_tree_nothing_overlaps_and_parents_are_centred(seed: int) -> None:
+    tree = make_growth(splits=12, seed=seed).tree()
+    columns = arrange(tree)
+    for level in range(tree.depth + 1):
+        row = [column for (at, _), column in sorted(columns.items()) if at == level]
+        assert all(b - a >= 1 - 1e-9 for a, b in pairwise(row)), level
+    for (level, node), column in columns.items():
+        k = tree.branching[level] if level < tree.depth else 0
+        below = [columns[p] for i in range(k) if (p := (level + 1, k * node + i)) in columns]
+        assert len(below) in (0, k)
+        assert not below or column == pytest.approx((below[0] + below[-1]) / 2)
+    boxes = [axes.get_position() for axes in draw(tree).axes if axes.images]
+    for i, a in enumerate(boxes):
+        assert 0 <= a.x0 < a.x1 <= 1
+        assert 0 <= a.y0 < a.y1 <= 1
+        assert all(a.x1 <= b.x0 or b.x1 <= a.x0 or a.y1 <= b.y0 or b.y1 <= a.y0 for b in boxes[:i])
+
+
+def test_a_grown_tree_is_no_wider_than_its_ends_need() -> None:
+    """Two long branches at the sides of a short one: it stands between them, and what is free
+    below it is used."""
+    growth = make_growth(0)
+    growth.branch = lambda asked: [
+        Siblings(torch.rand(3, 1, 6, 5), torch.zeros(3).log_softmax(0)) for _ in asked
+    ]
+    growth.expand(())
+    growth.expand((0,), (2,))
+    columns = arrange(growth.tree())
+    assert max(columns.values()) - min(columns.values()) == 5, "six nodes on the last level"
+    middles = [columns[1, node] for node in range(3)]
+    assert middles[1] - middles[0] == middles[2] - middles[1] == 1.5
+    balanced = arrange(make_tree((3, 3)))
+    assert sorted(balanced.values())[::12] == [balanced[2, 0], balanced[2, 8]]
+    assert balanced[2, 8] - balanced[2, 0] == 8
+
+
+def test_where_branches_end_is_bold_and_sums_to_one() -> None:
+    figure = draw(make_growth(7, seed=3).tree(), y=torch.rand(1, 1, 6, 5))
+    texts = [text for axes in figure.axes for text in axes.texts]
+    bold = [float(text.get_text()) for text in texts if text.get_weight() == "bold"]
+    assert sum(bold) == pytest.approx(1, abs=0.005 * len(bold))
+    levels = [text.get_text() for text in texts if text.get_text().startswith("level")]
+    assert levels == [f"level {i + 1}" for i in range(len(levels))]
+    assert len(levels) > 1
+    plain = draw(make_tree()).axes[0].texts
+    assert {text.get_weight() for text in plain} == {"normal"}
+
+
+def test_below_an_absent_child_of_a_split_node_nothing_is_drawn() -> None:
+    figure = draw(make_tree((3, 2, 2), absent=(4, 5, 6, 7)))
+    frames = [p for p in figure.axes[0].patches if isinstance(p, Rectangle)]
+    assert len(frames) == 1
+    assert len(images_of(figure)) == 1 + 2 + 4 + 8
+
+
+def test_what_was_asked_about_is_outlined() -> None:
+    """In pixels of the picture: rows 1 and 2, columns 0 to 3."""
+    figure = draw(make_tree((2,)), x=torch.rand(1, 1, 6, 5), box=(1, 0, 2, 4))
+    frames = [axes.patches[0] for axes in figure.axes if axes.images]
+    assert len(frames) == 4
+    assert {to_hex(frame.get_edgecolor()) for frame in frames} == {ASKED}
+    assert {frame.get_bbox().bounds for frame in frames} == {(-0.5, 0.5, 4, 2)}
 
 
 def test_the_path_of_the_truth_is_highlighted() -> None:

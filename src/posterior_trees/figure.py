@@ -9,6 +9,9 @@ $$ \text{width} = 0.6 + 4.4\,\alpha \quad \text{points} $$
 wide. The truth and the measurement are at the left of the root. An absent node is a dashed frame.
 Values are clipped to $[0, 1]$ only here, for display; the tree itself is never changed.
 
+What was not split is drawn once, where it ends, and its neighbours use the room below it. Where
+branches end on several levels these are numbered, and the ends, which sum to 1, are in bold.
+
 Lengths are in inches, from the upper left corner down. Figures are made without pyplot, so that a
 library call never opens a window, changes the backend or leaves a figure in its registry.
 """
@@ -30,12 +33,15 @@ from posterior_trees.errors import InputError, plural
 from posterior_trees.explore.content import check_images
 from posterior_trees.imaging.pixels import visible
 from posterior_trees.store import whole
-from posterior_trees.tree import Tree, level_sizes
+from posterior_trees.tree import Tree
 
 FORMATS = (".png", ".jpg", ".svg", ".pdf")
-MARGIN, LABEL, FORK, HEADING = 0.12, 0.19, 0.26, 0.3
-INK, FAINT, HIGHLIGHT = "#333333", "#aaaaaa", "#d55e00"
+MARGIN, LABEL, FORK, HEADING, NUMBER = 0.12, 0.19, 0.26, 0.3, 0.25
+INK, FAINT, HIGHLIGHT, ASKED = "#333333", "#aaaaaa", "#d55e00", "#cc007a"
 SMALL_IMAGE = 64  # pixels; below this they are shown as squares, not smoothed
+
+Columns = dict[tuple[int, int], float]
+"""Of the nodes that are drawn, by level and number: the column of the middle, from any origin."""
 
 
 def draw(tree: Tree, **options: Any) -> Figure:
@@ -54,14 +60,18 @@ def draw_grid(
     y: Float[Tensor, "_ _ _ _"] | None = None,
     x: Float[Tensor, "_ _ _ _"] | None = None,
     path: Int[Tensor, "_ _"] | None = None,
+    box: Sequence[int] | None = None,
     names: Sequence[str] | None = None,
     title: str | None = None,
 ) -> Figure:
     """Draw the trees of several images, one under the other, with their measurements `y` and
     truths `x` if they are given. `path` holds node indices as `tree.descend(x)` returns them; that
-    path is highlighted."""
+    path is highlighted. A `box` (top, left, height, width) that the trees were asked about is
+    outlined."""
     _check(trees, y=y, x=x, path=path, names=names)
-    plan = _Plan.of(trees, sides=(x is not None) + (y is not None), has_names=names is not None)
+    columns = [arrange(tree) for tree in trees]
+    sides = (x is not None) + (y is not None)
+    plan = _Plan.of(trees, columns, sides=sides, has_names=names is not None)
     top = MARGIN + (HEADING if title else 0.0)
     figure = Figure(figsize=(plan.width, top + len(trees) * plan.height), facecolor="white")
     canvas = figure.add_axes((0.0, 0.0, 1.0, 1.0))
@@ -70,9 +80,10 @@ def draw_grid(
     if title:
         _write(canvas, plan.width / 2, MARGIN + 0.2, title, size=11.0)
     for row, tree in enumerate(trees):
-        sheet = _Sheet(figure, canvas, plan, top + row * plan.height, row)
+        sheet = _Sheet(figure, canvas, plan, columns[row], top + row * plan.height, row, box)
         if names is not None:
             sheet.name(names[row])
+        sheet.number_levels()
         known = [("Truth", x), ("Input", y)]
         sheet.draw_sides([(label, b[row]) for label, b in known if b is not None])
         way = None if path is None else path[row].tolist()
@@ -92,26 +103,94 @@ def save_figure(trees: Tree, file: str | PathLike[str], *, dpi: int = 200, **opt
         figure.savefig(part, dpi=dpi)
 
 
+def arrange(tree: Tree) -> Columns:
+    """The columns of one tree's nodes: as close as no two nodes of a level overlap, every node over
+    the middle of its first and last child. What is not split ends there; only of a tree that is not
+    split at all the whole layout is drawn, to show what is absent."""
+    is_split = [tree.is_split(level)[0].tolist() for level in range(tree.depth)]
+    is_one = tree.depth > 0 and not is_split[0][0]
+
+    def below(level: int, node: int) -> Columns:
+        here = {(level, node): 0.0}
+        if level == tree.depth or not (is_one or is_split[level][node]):
+            return here
+        k = tree.branching[level]
+        parts = [below(level + 1, k * node + child) for child in range(k)]
+        offsets = _pack(parts)
+        middle = (offsets[0] + offsets[-1]) / 2
+        for part, offset in zip(parts, offsets, strict=True):
+            here |= {place: column + offset - middle for place, column in part.items()}
+        return here
+
+    return below(0, 0)
+
+
+def _pack(parts: Sequence[Columns]) -> list[float]:
+    """Where subtrees go side by side; those with room to spare stand in the middle of it."""
+    count = len(parts)
+    gap = {(i, j): _gap(parts[i], parts[j]) for j in range(count) for i in range(j)}
+    first = [0.0] * count
+    for j in range(1, count):
+        first[j] = max(first[i] + gap[i, j] for i in range(j))
+    last = [first[-1]] * count
+    for i in reversed(range(count - 1)):
+        last[i] = min(last[j] - gap[i, j] for j in range(i + 1, count))
+    return [(a + b) / 2 for a, b in zip(first, last, strict=True)]
+
+
+def _gap(one: Columns, other: Columns) -> float:
+    """How far to the right of a subtree another one must begin, to overlap it on no level."""
+    (_, ends), (starts, _) = _contours(one), _contours(other)
+    return 1 + max(ends[level] - starts[level] for level in ends.keys() & starts.keys())
+
+
+def _contours(columns: Columns) -> tuple[dict[int, float], dict[int, float]]:
+    """The leftmost and the rightmost column of every level."""
+    left: dict[int, float] = {}
+    right: dict[int, float] = {}
+    for (level, _), column in columns.items():
+        left[level] = min(column, left.get(level, column))
+        right[level] = max(column, right.get(level, column))
+    return left, right
+
+
+def _ends(columns: Columns, branching: Sequence[int]) -> set[tuple[int, int]]:
+    """The nodes below which nothing is drawn."""
+    parents = {(level - 1, node // branching[level - 1]) for level, node in columns if level}
+    return columns.keys() - parents
+
+
 @dataclass(frozen=True)
 class _Plan:
     """Where things go inside one row of the figure."""
 
     branching: tuple[int, ...]
+    depth: int  # of what is drawn
+    slots: float  # columns of the widest tree
     image: tuple[float, float]  # width and height of a node
-    gap: float  # between neighbouring leaves
+    gap: float  # between neighbours
     left: float  # left end of the tree; the truth and the input may need room there
+    margin: float  # left end of everything but the levels' numbers
     heading: float  # height of the row's name
 
     @classmethod
-    def of(cls, trees: Tree, sides: int, has_names: bool) -> "_Plan":
-        leaves = level_sizes(trees.branching)[-1]
-        gap = 0.14 if leaves <= 27 else 0.08
-        width = min(max(16 / leaves - gap, 0.38), 0.85)
+    def of(cls, trees: Tree, columns: Sequence[Columns], sides: int, has_names: bool) -> "_Plan":
+        slots = max(1 + max(c.values()) - min(c.values()) for c in columns)
+        gap = 0.14 if slots <= 27 else 0.08
+        width = min(max(16 / slots - gap, 0.38), 0.85)
         aspect = min(max(trees.shape[1] / trees.shape[2], 0.25), 4.0)
-        free = (leaves * (width + gap) - width) / 2
+        free = min(c[0, 0] - min(c.values()) for c in columns) * (width + gap) + gap / 2
         shift = max(0.0, sides * (width + gap) + 0.3 - free) if sides else 0.0
+        levels = [{level for level, _ in _ends(c, trees.branching)} for c in columns]
+        margin = MARGIN + (NUMBER if any(len(ends) > 1 for ends in levels) else 0.0)
         heading = HEADING if has_names else 0.0
-        return cls(trees.branching, (width, width * aspect), gap, MARGIN + shift, heading)
+        depth = max(map(max, levels))
+        image = width, width * aspect
+        return cls(trees.branching, depth, slots, image, gap, margin + shift, margin, heading)
+
+    @property
+    def is_numbered(self) -> bool:
+        return self.margin > MARGIN
 
     @property
     def pitch(self) -> float:
@@ -120,18 +199,11 @@ class _Plan:
 
     @property
     def width(self) -> float:
-        leaves = level_sizes(self.branching)[-1]
-        return self.left + leaves * (self.image[0] + self.gap) - self.gap + MARGIN
+        return self.left + self.slots * (self.image[0] + self.gap) - self.gap + MARGIN
 
     @property
     def height(self) -> float:
-        return self.heading + LABEL + self.image[1] + len(self.branching) * self.pitch + 2 * MARGIN
-
-    def middle(self, level: int, node: int) -> float:
-        """Horizontal middle of a node: the middle of the leaves under it."""
-        sizes = level_sizes(self.branching)
-        slots = sizes[-1] / sizes[level]
-        return self.left + (node + 0.5) * slots * (self.image[0] + self.gap) - self.gap / 2
+        return self.heading + LABEL + self.image[1] + self.depth * self.pitch + 2 * MARGIN
 
     def top(self, level: int) -> float:
         """Upper edge of the images of a level, below their probabilities."""
@@ -141,18 +213,38 @@ class _Plan:
 class _Sheet:
     """One row of the figure: draws one tree according to the plan."""
 
-    def __init__(self, figure: Figure, canvas: Axes, plan: _Plan, offset: float, row: int) -> None:
+    def __init__(
+        self,
+        figure: Figure,
+        canvas: Axes,
+        plan: _Plan,
+        columns: Columns,
+        offset: float,
+        row: int,
+        box: Sequence[int] | None,
+    ) -> None:
         self.figure, self.canvas, self.plan = figure, canvas, plan
-        self.offset, self.row = offset, row
+        self.offset, self.row, self.box = offset, row, box
+        step, start = plan.image[0] + plan.gap, min(columns.values())
+        first = plan.left + plan.image[0] / 2
+        self.middles = {p: first + step * (column - start) for p, column in columns.items()}
+        self.ends = _ends(columns, plan.branching)
+
+    def number_levels(self) -> None:
+        """At the left, where branches end on several levels."""
+        for level in range(1, 1 + max(self.middles)[0]) if self.plan.is_numbered else ():
+            middle = self.offset + self.plan.top(level) + self.plan.image[1] / 2
+            look: dict[str, Any] = {"ha": "left", "color": FAINT, "rotation": 90, "va": "center"}
+            _write(self.canvas, MARGIN, middle, f"level {level}", **look)
 
     def name(self, name: str) -> None:
-        _write(self.canvas, MARGIN, self.offset + 0.2, name, size=9.0, align="left")
+        _write(self.canvas, MARGIN, self.offset + 0.2, name, size=9.0, ha="left")
 
     def draw_sides(self, known: Sequence[tuple[str, Tensor]]) -> None:
         """The truth and the measurement, at the left of the root."""
         width = self.plan.image[0]
         for number, (label, image) in enumerate(known):
-            left = MARGIN + number * (width + self.plan.gap)
+            left = self.plan.margin + number * (width + self.plan.gap)
             top = self.offset + self.plan.top(0)
             _write(self.canvas, left + width / 2, top - 0.05, label)
             pixels = visible(image, f"{label} of image {self.row}", "a figure")
@@ -160,70 +252,74 @@ class _Sheet:
 
     def draw_nodes(self, tree: Tree, path: list[int] | None) -> None:
         width, height = self.plan.image
-        for level, log_probs in enumerate(tree.log_probs):
-            child_numbers = tree.paths(level)
-            absent = tree.is_absent(level)[0].tolist()
-            for node, prob in enumerate(log_probs[0].exp().tolist()):
-                middle, top = self.plan.middle(level, node), self.offset + self.plan.top(level)
-                left = middle - width / 2
-                if absent[node]:
-                    frame = Rectangle((left, top), width, height, fill=False, ls=(0, (3, 3)))
-                    frame.set(edgecolor=FAINT, linewidth=0.8)
-                    self.canvas.add_patch(frame)
-                    continue
-                what = f"node {child_numbers[node]} of image {self.row}"
-                if np.isnan(prob):
-                    raise InputError(f"{what} has probability NaN; probabilities must be numbers")
-                _write(self.canvas, middle, top - 0.05, f"{prob:.2f}" if level else "Mean")
-                on_path = path is not None and path[level] == node
-                color, line = (HIGHLIGHT, 1.8) if on_path else (INK, 0.5)
-                image = visible(tree.images[level][0, node], what, "a figure")
-                self._place(left, top, image, color, line)
+        paths = [tree.paths(level) for level in range(self.plan.depth + 1)]
+        for level, node in sorted(self.middles):
+            log_prob = tree.log_probs[level][0, node].item()
+            middle, top = self.middles[level, node], self.offset + self.plan.top(level)
+            left = middle - width / 2
+            if log_prob == -np.inf:
+                frame = Rectangle((left, top), width, height, fill=False, ls=(0, (3, 3)))
+                frame.set(edgecolor=FAINT, linewidth=0.8)
+                self.canvas.add_patch(frame)
+                continue
+            what = f"node {paths[level][node]} of image {self.row}"
+            if np.isnan(log_prob):
+                raise InputError(f"{what} has probability NaN; probabilities must be numbers")
+            is_end = self.plan.is_numbered and (level, node) in self.ends
+            text = f"{np.exp(log_prob):.2f}" if level else "Mean"
+            _write(self.canvas, middle, top - 0.05, text, weight="bold" if is_end else "normal")
+            on_path = path is not None and path[level] == node
+            color, line = (HIGHLIGHT, 1.8) if on_path else (INK, 0.5)
+            image = visible(tree.images[level][0, node], what, "a figure")
+            self._place(left, top, image, color, line)
 
     def draw_edges(self, tree: Tree, path: list[int] | None) -> None:
         """Forked edges: one stem down from each parent, then a branch to each child."""
-        for level, k in enumerate(tree.branching, start=1):
+        for level, node in sorted(self.middles)[1:]:
+            k = self.plan.branching[level - 1]
             below = self.offset + self.plan.top(level - 1) + self.plan.image[1]
             fork, above = below + 0.45 * FORK, below + FORK - 0.02
-            stems = self._lines(tree, level - 1, path)
-            for node, branch in enumerate(self._lines(tree, level, path)):
-                start, end = self.plan.middle(level - 1, node // k), self.plan.middle(level, node)
-                if node % k == 0:
-                    self.canvas.plot([start, start], [below, fork], **stems[node // k])
-                self.canvas.plot([start, end, end], [fork, fork, above], **branch)
+            parent = level - 1, node // k
+            start, end = self.middles[parent], self.middles[level, node]
+            if node % k == 0:
+                stem = self._line(tree, *parent, path)
+                self.canvas.plot([start, start], [below, fork], **stem)
+            branch = self._line(tree, level, node, path)
+            self.canvas.plot([start, end, end], [fork, fork, above], **branch)
 
-    def _lines(self, tree: Tree, level: int, path: list[int] | None) -> list[dict]:
-        """How the edge of each node of a level is drawn; the highlighted one on top."""
-        probs, absent = tree.log_probs[level][0].exp().tolist(), tree.is_absent(level)[0].tolist()
-        lines = []
-        for node, prob in enumerate(probs):
-            line = {"color": INK, "linewidth": 0.6 + 4.4 * prob, "zorder": 2}
-            if path is not None and path[level] == node:
-                line |= {"color": HIGHLIGHT, "zorder": 3}
-            if absent[node]:
-                line |= {"color": FAINT, "linestyle": (0, (3, 3)), "zorder": 1}
-            lines.append(line | {"solid_joinstyle": "miter", "solid_capstyle": "butt"})
-        return lines
+    def _line(self, tree: Tree, level: int, node: int, path: list[int] | None) -> dict[str, Any]:
+        """How the edge of a node is drawn; the highlighted one on top."""
+        prob = tree.log_probs[level][0, node].exp().item()
+        line: dict[str, Any] = {"color": INK, "linewidth": 0.6 + 4.4 * prob, "zorder": 2}
+        if path is not None and path[level] == node:
+            line |= {"color": HIGHLIGHT, "zorder": 3}
+        if prob == 0 and bool(tree.is_absent(level)[0, node]):
+            line |= {"color": FAINT, "linestyle": (0, (3, 3)), "zorder": 1}
+        return line | {"solid_joinstyle": "miter", "solid_capstyle": "butt"}
 
     def _place(self, left: float, top: float, image: np.ndarray, color: str, line: float) -> None:
         """An image in axes of its own: vector formats then keep its full resolution."""
         total_width, total_height = self.figure.get_size_inches()
         width, height = self.plan.image
         bottom = 1 - (top + height) / total_height
-        box = (left / total_width, bottom, width / total_width, height / total_height)
-        axes = self.figure.add_axes(box, xticks=[], yticks=[])
+        place = (left / total_width, bottom, width / total_width, height / total_height)
+        axes = self.figure.add_axes(place, xticks=[], yticks=[])
         smooth = max(image.shape[:2]) > SMALL_IMAGE
         interpolation = "antialiased" if smooth else "nearest"
         axes.imshow(image, cmap="gray", vmin=0, vmax=1, interpolation=interpolation, aspect="auto")
         axes.spines[:].set(color=color, linewidth=line)
+        if self.box is not None:
+            up, across, tall, wide = self.box
+            frame = Rectangle((across - 0.5, up - 0.5), wide, tall, fill=False)
+            frame.set(edgecolor=ASKED, linewidth=0.8)
+            axes.add_patch(frame)
 
 
 def _write(
-    canvas: Axes, across: float, down: float, text: str, size: float = 8.0, align: str = "center"
+    canvas: Axes, across: float, down: float, text: str, size: float = 8.0, **how: Any
 ) -> None:
-    canvas.text(
-        across, down, text, ha=align, va="bottom", fontsize=size, color=INK, parse_math=False
-    )
+    look: dict[str, Any] = {"ha": "center", "va": "bottom", "color": INK, "parse_math": False}
+    canvas.text(across, down, text, fontsize=size, **(look | how))
 
 
 def _check(trees: Tree, *, y, x, path, names) -> None:

@@ -145,20 +145,26 @@ class Growth:
         grow_each([self], nodes, gain=gain, probability=probability, by=by)
         return self
 
+    @property
+    def layout(self) -> tuple[int, ...]:
+        """The branching of the smallest dense tree that holds it."""
+        widths = [2] * max(map(len, self.nodes))
+        for path, k in self.children.items():
+            widths[len(path)] = max(widths[len(path)], k)
+        return tuple(widths)
+
     def tree(self, branching: Sequence[int] | None = None) -> Tree:
         """A dense tree, for metrics, figures and files; where nothing was split a node has one
         child, itself, and absent ones. `branching` is for trees that are to be compared."""
-        depth = max(map(len, self.nodes))
-        widths = [2] * depth
-        for path, k in self.children.items():
-            widths[len(path)] = max(widths[len(path)], k)
-        layout = tuple(widths if branching is None else branching)
-        if len(layout) < depth or any(a < b for a, b in zip(layout, widths, strict=False)):
-            raise InputError(f"a growth of layout {tuple(widths)} does not fit into {layout}")
+        mine = self.layout
+        layout = mine if branching is None else tuple(branching)
+        if len(layout) < len(mine) or any(a < b for a, b in zip(layout, mine, strict=False)):
+            raise InputError(f"a growth of layout {mine} does not fit into {layout}")
         if math.prod(layout) > MOST_NODES:
             raise InputError(
-                f"a dense tree of this growth has {math.prod(layout)} leaves (it is {depth} levels "
-                f"deep), at most {MOST_NODES} are made: take its `nodes`, or grow it less deep"
+                f"a dense tree of this growth has {math.prod(layout)} leaves (it is {len(mine)} "
+                f"levels deep), at most {MOST_NODES} are made: take its `nodes`, or grow it less "
+                "deep"
             )
         rows: list[list[tuple[Path | None, Path]]] = [[((), ())]]  # what is there, whose image
         for k in layout:
