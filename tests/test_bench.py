@@ -19,6 +19,7 @@ from posterior_trees_paper.bench import (
 )
 from posterior_trees_paper.bench.balancing import make_conditional, objective
 from posterior_trees_paper.bench.clock import resident_bytes
+from posterior_trees_paper.bench.expansion import bench_expansion, ways
 from posterior_trees_paper.bench.growth import Point, bench_growth, draw_growth, sweeps
 from posterior_trees_paper.bench.inference import Ways, bench_inference, difference
 from posterior_trees_paper.bench.kernels import bench_kernels, verdicts
@@ -29,8 +30,9 @@ from torch import nn
 
 from posterior_trees import UNet, cli
 from posterior_trees.balance.shares import exact_form
-from posterior_trees.errors import RecipeError
+from posterior_trees.errors import InputError, RecipeError
 from posterior_trees.fast import accelerate
+from posterior_trees.recipe import parse_recipe
 
 CPU = torch.device("cpu")
 
@@ -342,6 +344,52 @@ def test_a_sweep_stops_before_it_takes_all_memory(monkeypatch) -> None:
     assert report.notes[0].startswith("leaves, disjoint stops at 2 leaves, 32×32, batch 1: it may")
 
 
+# ---- growing ------------------------------------------------------------------------------------
+
+GROWING = """
+task = "digits_inpaint"
+[network]
+kind = "growing"
+width = 8
+steps = 2
+decoder = "shared"
+levels = 3
+"""
+
+
+def test_an_expansion_asks_the_network_once_and_remembers_nothing() -> None:
+    predictor = fresh(parse_recipe(GROWING), CPU)
+    asked: list[int] = []
+    hook = predictor.network.register_forward_hook(lambda *_: asked.append(1))
+    counts = {}
+    for name, prepare in ways(predictor, (28, 28)).items():
+        for _ in range(2):
+            call = prepare()
+            asked.clear()
+            call()
+            counts.setdefault(name, []).append(len(asked))
+    hook.remove()
+    assert len(counts) == 5
+    assert set(map(tuple, counts.values())) == {(1, 1)}
+
+
+def test_the_ratio_is_to_a_pass_of_the_same_round_and_the_limit_is_named() -> None:
+    predictor = fresh(parse_recipe(GROWING), CPU)
+    report = bench_expansion(predictor, (28, 28), within=1e-6, repeat=5)
+    rows = {row["what"]: row for row in report.rows}
+    assert rows["one pass of the network"]["per_pass"] == 1
+    assert all(row["per_pass"] > 0 for row in report.rows)
+    assert all(row["least_ms"] <= row["ms_low"] <= row["ms"] for row in report.rows)
+    assert "not within the limit of 1e-06 ms" in report.notes[0]
+    assert report.settings["limit_ms"] == 1e-6
+    assert bench_expansion(predictor, (28, 28), repeat=1).settings["limit_ms"] == 30
+
+
+def test_a_model_that_does_not_grow_has_no_expansion() -> None:
+    with pytest.raises(InputError, match="does not grow"):
+        bench_expansion(fresh(square_recipe(size=16, depth=1), CPU), (16, 16))
+
+
 # ---- the commands -------------------------------------------------------------------------------
 
 
@@ -353,6 +401,7 @@ def test_conditions_name_device_versions_and_commit() -> None:
 
 COMMANDS = {
     "inference": "--size 32 --c-init 1 --batch 1 --branching 2 --depth 1",
+    "expand": "--recipe expand.toml --threads 1 --within 1e9",
     "train": "--batch 4 --limit 64 --set network.c_init=1",
     "balancer": "--set-sizes 50 --leaves 3",
     "kmeans": "--batch 2 --samples 20 --size 4 5",
@@ -360,8 +409,12 @@ COMMANDS = {
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_a_command_prints_a_table_and_writes_the_same_numbers(name, tmp_path, capsys) -> None:
+def test_a_command_prints_a_table_and_writes_the_same_numbers(
+    name, tmp_path, monkeypatch, capsys
+) -> None:
     file = tmp_path / "numbers.json"
+    (tmp_path / "expand.toml").write_text(GROWING)
+    monkeypatch.chdir(tmp_path)
     words = COMMANDS[name].split()
     cli.main(["bench", name, "--device", "cpu", "--repeat", "2", "--json", str(file), *words])
     table = json.loads(file.read_text())

@@ -19,7 +19,7 @@ KEYS = {
 
 
 def add(commands: Any) -> None:
-    """`ptrees bench inference|train|kernels|balancer|kmeans|growth`."""
+    """`ptrees bench inference|expand|train|kernels|balancer|kmeans|growth`."""
     parser = commands.add_parser("bench", help="how fast, against what, on this machine")
     actions = parser.add_subparsers(dest="action", required=True, metavar="WHAT")
     _add_networks(actions)
@@ -27,7 +27,7 @@ def add(commands: Any) -> None:
 
 
 def _add_networks(actions: Any) -> None:
-    """What runs a network: `inference`, `train`, `kernels` and `growth`."""
+    """What runs a network: `inference`, `expand`, `train`, `kernels` and `growth`."""
     inference = _action(actions, "inference", run_inference, "a tree from a measurement", 20)
     inference.add_argument("--model", help="a trained model [random weights]")
     inference.add_argument("--recipe", help="a TOML file, one of recipes/, or a task "
@@ -44,6 +44,15 @@ def _add_networks(actions: Any) -> None:
                            help="torch.compile alone too: minutes")  # fmt: skip
     inference.add_argument("--onnx-runtime", action="store_true",
                            help="ONNX Runtime too (on the CPU)")  # fmt: skip
+
+    expand = _action(actions, "expand", run_expand, "one node more of a tree that grows", 50)
+    expand.add_argument("--model", help="a trained model [random weights]")
+    expand.add_argument("--recipe", help="a TOML file, one of recipes/ [growing/digits]")
+    _add_size(expand, "the recipe's, or 64")
+    expand.add_argument("--threads", type=count, metavar="T",
+                        help="threads of the CPU [as many as torch takes]")  # fmt: skip
+    expand.add_argument("--within", type=float, metavar="MS", help="limit of one expansion [30, "
+                        "on CUDA 5]")  # fmt: skip
 
     train = _action(actions, "train", run_train, "a training step, and its balancer", 8)
     train.add_argument("--recipe", default="digits_inpaint",
@@ -106,6 +115,28 @@ def run_inference(arguments: argparse.Namespace) -> None:
     point, watch = fresh(plain_of(recipe), device), track("measuring")
     size = size_of(recipe, _size(arguments) if arguments.size else (64, 64))
     _show(bench_inference(tree, point, size, arguments.batch, ways, watch), arguments)
+
+
+def run_expand(arguments: argparse.Namespace) -> None:
+    import torch
+
+    from posterior_trees.models.checkpoint import load, load_recipe
+    from posterior_trees_paper.bench.expansion import bench_expansion
+    from posterior_trees_paper.bench.subject import find_recipe, fresh, size_of
+
+    device = _device(arguments)
+    if arguments.model and arguments.recipe:
+        raise InputError("--model has its recipe: leave --recipe out")
+    if arguments.threads:
+        torch.set_num_threads(arguments.threads)
+    if arguments.model:
+        recipe, predictor = load_recipe(arguments.model), load(arguments.model, device)
+    else:
+        recipe = find_recipe(arguments.recipe or "growing/digits")
+        predictor = fresh(recipe, device)
+    size = _size(arguments) if arguments.size else size_of(recipe)
+    how = {"repeat": arguments.repeat, "seconds": arguments.seconds}
+    _show(bench_expansion(predictor, size, within=arguments.within, **how), arguments)
 
 
 def _recipe(arguments: argparse.Namespace) -> Any:
