@@ -18,9 +18,13 @@ from PIL import Image
 from posterior_trees_paper.compare.inputs import save_inputs
 from posterior_trees_paper.compare.methods import Inputs
 
-from posterior_trees import Inpaint, psnr
+from posterior_trees import Inpaint, load, psnr
+from posterior_trees.assets import sample_pictures
 from posterior_trees.cli import make_parser
-from posterior_trees.recipe import Recipe, parse_recipe
+from posterior_trees.models.build import build_predictor
+from posterior_trees.models.checkpoint import save_model
+from posterior_trees.predictor import GrowingPredictor
+from posterior_trees.recipe import Recipe, parse_recipe, read_recipe
 from posterior_trees.training.run import read_log
 
 ROOT = Path(__file__).parents[1]
@@ -48,6 +52,30 @@ def save_noise(file: Path, *shape: int, bits: int = 8) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     pixels = np.random.default_rng(0).integers(2**bits, size=shape)
     Image.fromarray(pixels.astype(f"uint{bits}")).save(file)
+
+
+def save_growing_cells(file: Path) -> None:
+    """A tiny network of the recipe that has learned where `cells` sees nuclei, and no more: how
+    its children differ from that is at random."""
+    changes = ["network.width=8", "network.steps=2", "network.doublings=1"]
+    recipe = read_recipe(ROOT / "recipes" / "growing" / "cells.toml", changes)
+    torch.manual_seed(0)
+    predictor = build_predictor(recipe).eval()
+    assert isinstance(predictor, GrowingPredictor)
+    y = sample_pictures("cells")[..., 132:260, :256]
+    with torch.no_grad():
+        root = load("cells", "cpu")(y).root
+    optimizer = torch.optim.Adam(predictor.parameters(), 1e-2)
+    for step in range(60):
+        level = torch.full((len(y),), 1 + step % 4)
+        children = predictor.split(y, root, root, torch.ones_like(y), level).images
+        optimizer.zero_grad()
+        loss = (predictor.root(y) - root).square().mean() + (
+            children - root[:, None]
+        ).square().mean()
+        loss.backward()
+        optimizer.step()
+    save_model(file, predictor, recipe)
 
 
 @pytest.fixture
@@ -160,21 +188,49 @@ def test_every_choice_and_deviation_is_in_the_method_page() -> None:
     assert not any(difference.values()), f"bring docs/method.md up to date: {difference}"
 
 
-@pytest.mark.parametrize("name", ["digits", "guarantees"])
-def test_the_notebook_runs(name: str, workplace: Path) -> None:
+def run_notebook(name: str) -> dict[str, Any]:
+    """What is named after all its cells."""
     notebook = json.loads((ROOT / "examples" / f"{name}.ipynb").read_text(encoding="utf-8"))
-    names: dict[str, object] = {"__name__": "__main__"}
+    names: dict[str, Any] = {"__name__": "__main__"}
     for cell in notebook["cells"]:
         if cell["cell_type"] == "code":
             text = "".join(line for line in cell["source"] if not line.startswith("%"))
             exec(compile(text, cell["id"], "exec"), names)
-    if name == "guarantees":
-        found, new, width = names["found"], names["new"], names["width"]
-        rows = zip(found.low, found.high, new, strict=True)
-        assert sum(low <= width(x) <= high for low, high, x in rows) > 4
-        assert (found.high - found.low).max() < 28
-    else:
-        assert (workplace / "digits.html").is_file()
+    return names
+
+
+def test_the_notebook_of_digits_runs(workplace: Path) -> None:
+    run_notebook("digits")
+    assert (workplace / "digits.html").is_file()
+
+
+def test_the_notebook_of_guarantees_runs(workplace: Path) -> None:
+    names = run_notebook("guarantees")
+    found, new, width = names["found"], names["new"], names["width"]
+    rows = zip(found.low, found.high, new, strict=True)
+    assert sum(low <= width(x) <= high for low, high, x in rows) > 4
+    assert (found.high - found.low).max() < 28
+
+
+@pytest.mark.parametrize("grows", [False, True], ids=["one-pass", "growing"])
+def test_the_notebook_of_cells_runs(
+    grows: bool, workplace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the model of the package, and with one that grows, where a checkout has it."""
+    monkeypatch.setattr("posterior_trees.models.shelf.CHECKOUT", workplace)
+    if grows:
+        (workplace / "pyproject.toml").touch()
+        (workplace / "models").mkdir()
+        save_growing_cells(workplace / "models" / "cells_growing.safetensors")
+    names = run_notebook("growing_cells")
+    assert names["grows"] == grows
+    here, asked, leaf = names["here"], names["asked"], names["leaf"]
+    assert len(here.nodes) == (10 if grows else 7)
+    assert names["further"] is grows, "a finished tree ends on its second level"
+    assert len(leaf) == 1
+    assert len(asked.leaves) == len(names["answers"]) == 9
+    assert (names["gain"] == pytest.approx(1)) is not grows
+    assert (workplace / "nucleus.html").is_file()
 
 
 @pytest.mark.parametrize("name", ARGUMENTS)
