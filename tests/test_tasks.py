@@ -404,21 +404,3 @@ def test_a_study_outlives_failures_and_a_lack_of_time(data, tmp_path, monkeypatc
     mouths = small_recipe(tmp_path, "faces_mouth")
     run_study([mouths], tmp_path / "out", say=lambda text: None, **options)
     assert drawn == ["shoes_from_edges.jpg", "faces_mouth.jpg", "faces_mouth_closer.jpg"]
-
-
-def test_a_study_begins_with_the_weights_of_a_model(data, tmp_path) -> None:
-    recipe = small_recipe(tmp_path, "shoes_from_edges")
-    options = {"data": data, "accelerator": "cpu", "say": lambda text: None}
-    run_study([recipe], tmp_path / "first", runs=tmp_path / "runs", **options)
-    model = tmp_path / "runs" / "shoes_from_edges"
-    still = {"changes": ["optimizer.lr=1e-12", "optimizer.head_lr=1e-12"], "start": model}
-    run_study([recipe], tmp_path / "second", runs=tmp_path / "again", **options, **still)
-    mouths = small_recipe(tmp_path, "faces_mouth", "tree.branching=2")
-    rows = run_study([mouths], tmp_path / "third", runs=tmp_path / "other", start=model, **options)
-    assert rows[0]["state"] == "failed"
-    assert "cannot begin with the weights" in rows[0]["message"]
-    first, second = (
-        store.read(tmp_path / name / "shoes_from_edges_scores.safetensors")[0]["psnr"]
-        for name in ("first", "second")
-    )
-    torch.testing.assert_close(second, first, atol=1e-3, rtol=0)

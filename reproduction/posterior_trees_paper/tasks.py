@@ -60,7 +60,6 @@ def run_study(
     against: str | PathLike[str] | None = None,
     seeds: int = 1,
     accelerator: str = "auto",
-    start: str | PathLike[str] | None = None,
     say: Callable[[str], object] = print,
 ) -> list[dict[str, Any]]:
     """Run recipe files, each with the same `changes`; returns the rows of `study.json`.
@@ -68,8 +67,7 @@ def run_study(
     `with_plain` adds to each the plain MSE network of the same width, `<name>_plain`, and `against`
     a folder with another recipe of each name, `<name>_paper`, for a table of both (`against.py`).
     Of several `seeds` the further ones are `<name>_seed1`, … `minutes` limits the training of all
-    of them together; judging and drawing come on top. Each begins with the weights of the model
-    `start`, if there is one.
+    of them together; judging and drawing come on top.
     """
     recipes = list_recipes(files, changes, with_plain, against, seeds)
     unfit = {name: p for name, recipe in recipes.items() if (p := find_problem(recipe, data))}
@@ -79,18 +77,18 @@ def run_study(
     rows: list[dict[str, Any]] = []
     for number, (name, recipe) in enumerate(recipes.items()):
         left = None if end is None else (end - time.monotonic()) / (len(recipes) - number)
-        began = time.monotonic()
+        start = time.monotonic()
         try:
             if name in unfit:
                 raise InputError(unfit[name])
             say(f"{name}: training" + ("" if left is None else f" for at most {left:.0f} s"))
-            train(recipe, runs / name, data, left, accelerator, start, say)
+            train(recipe, runs / name, data, left, accelerator, say)
             row = judge(recipe, runs / name, out, load_evaluation(recipe.data, data, "test"))
         except Exception as error:
             if not (words := words_for(error)):
                 raise
             row = {"state": "failed", "message": words}
-        row = {"name": name, **row, "wall_seconds": round(time.monotonic() - began, 1)}
+        row = {"name": name, **row, "wall_seconds": round(time.monotonic() - start, 1)}
         rows.append(row)
         say(f"{name}: {row['state']} {row.get('message', '')}".rstrip())
         store.write_json(out / "study.json", rows)
@@ -156,15 +154,14 @@ def train(
     data: str | PathLike[str] | None,
     seconds: float | None,
     accelerator: str,
-    start: str | PathLike[str] | None = None,
     say: Callable[[str], object] = print,
 ) -> None:
     """Train in `run` until the recipe or the time is over."""
-    began = time.monotonic()
+    start = time.monotonic()
 
     def watch(steps: Iterator[int], first: int, total: int) -> Iterator[int]:
         for step in steps:
-            if seconds is not None and time.monotonic() - began > seconds:
+            if seconds is not None and time.monotonic() - start > seconds:
                 return
             yield step
 
@@ -172,7 +169,7 @@ def train(
         keys = ("epoch", "seconds", "root_mse", "val_psnr", "val_nll", "leaf_usage")
         say("  " + json.dumps({key: line[key] for key in keys if key in line}))
 
-    fit(recipe, run, data=data, start=start, accelerator=accelerator, watch=watch, report=tell)
+    fit(recipe, run, data=data, accelerator=accelerator, watch=watch, report=tell)
 
 
 def judge(recipe: Recipe, run: Path, out: Path, images: ImageSet) -> dict[str, Any]:

@@ -17,8 +17,6 @@ def add(commands: Any) -> None:
     study.add_argument("--runs", type=Path, default=Path("runs"), help="folder of the runs [runs]")
     add_data(study)
     add_changes(study, "change a key of all recipes")
-    study.add_argument("--from", dest="start", metavar="MODEL",
-                       help="begin with the weights of a model of the same layout")  # fmt: skip
     study.add_argument("--minutes", type=float, help="stop training then; run again to continue")
     study.add_argument("--plain", action="store_true", help="also train plain MSE counterparts")
     study.add_argument("--against", type=Path, metavar="DIR", help="also train the recipes of the "
@@ -45,7 +43,6 @@ def run_study(arguments: argparse.Namespace) -> None:
         changes=arguments.changes,
         with_plain=arguments.plain,
         accelerator=arguments.device or "auto",
-        start=arguments.start,
         against=arguments.against,
         seeds=arguments.seeds,
         say=lambda text: print(text, flush=True),
