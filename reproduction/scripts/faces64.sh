@@ -4,8 +4,8 @@
 #
 #   DATA=~/data HOME64=~/faces64 setsid nohup bash reproduction/scripts/faces64.sh >/dev/null 2>&1 &
 #
-# What is there so far is always in HOME64/comparison.tar.gz (packed every 45 s; HOME64/log tells the rest, HOME64/finished
-# ends it). Stopped, the same command continues; nothing that was scored is scored again.
+# What is there so far is always in HOME64/comparison.tar.gz (packed every 45 s, without the trees of single faces;
+# HOME64/log tells the rest, HOME64/finished ends it). Stopped, the same command continues; nothing that was scored is scored again.
 # DATA needs faces256 and more_faces128 (shrink_set.py makes them small). MINUTES (28) is all the time there is;
 # COMMIT names the code where a copy has no history. TRY=1 rehearses, as in comparison.sh.
 set -u
@@ -27,7 +27,7 @@ pack() {
     [ -f "$run/log.jsonl" ] && cp "$run/log.jsonl" "$OUT/logs/$(basename "$run").jsonl"
   done
   cp -r "$RUNS/faces64/judged" "$OUT/" 2>/dev/null && find "$OUT/judged" -name '*.safetensors' -size +8M -delete
-  tar czf "$HOME64/comparison.part" -C "$HOME64" comparison log && mv "$HOME64/comparison.part" "$HOME64/comparison.tar.gz"
+  tar czf "$HOME64/comparison.part" --exclude=parts -C "$HOME64" comparison log && mv "$HOME64/comparison.part" "$HOME64/comparison.tar.gz"
 }
 warm() { # beside the trainings, compile what the comparisons need: the compiler keeps it on disk
   local run
