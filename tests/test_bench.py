@@ -2,7 +2,6 @@
 
 import importlib
 import json
-import os
 import time
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,6 @@ from posterior_trees_paper.bench.clock import resident_bytes
 from posterior_trees_paper.bench.expansion import bench_expansion, ways
 from posterior_trees_paper.bench.growth import Point, bench_growth, draw_growth, sweeps
 from posterior_trees_paper.bench.inference import Ways, bench_inference, difference
-from posterior_trees_paper.bench.kernels import bench_kernels, verdicts
 from posterior_trees_paper.bench.subject import find_recipe, fresh, square_recipe
 from posterior_trees_paper.bench.training import bench_training, make_noise
 from posterior_trees_paper.tasks import plain_of
@@ -31,7 +29,6 @@ from torch import nn
 from posterior_trees import UNet, cli
 from posterior_trees.balance.shares import exact_form
 from posterior_trees.errors import InputError, RecipeError
-from posterior_trees.fast import accelerate
 from posterior_trees.recipe import parse_recipe
 
 CPU = torch.device("cpu")
@@ -246,43 +243,6 @@ def test_the_time_of_a_group_is_shared_by_its_steps(recipe, monkeypatch) -> None
     )
     report = bench_training(recipe(), CPU, images=64, group=4)
     assert [(row["ms"], row["ms_low"], row["ms_high"]) for row in report.rows] == [(2.5, 2, 3)] * 2
-
-
-def test_kernels_are_measured_with_and_without_each_bundle(recipe, monkeypatch) -> None:
-    """On a GPU that is pretended: every use asks for the kernels that its row is about."""
-    asked: list[str] = []
-    ask = lambda: asked.append(os.environ["PTREES_KERNELS"]) or frozenset()  # noqa: E731
-    monkeypatch.setattr(accelerate, "_is_on_cuda", lambda network: True)
-    monkeypatch.setattr(accelerate, "kernels", ask)
-    monkeypatch.setattr(accelerate, "HALF", (torch.float32,))
-    monkeypatch.setenv("PTREES_KERNELS", "norm")
-    chosen, cpu = recipe("tree.depth=1", "training.compile=false"), torch.device("cpu")
-    with torch.compiler.set_stance("force_eager"):
-        report = bench_kernels({"tiny": chosen}, cpu, batches=[2], group=2, repeat=3)
-    rows = [(row["bundle"], row["recipe"], row["use"]) for row in report.rows]
-    assert rows == [
-        *((bundle, "tiny", "a step, batch 8") for bundle in ("norm", "leaf", "all")),
-        *((bundle, "tiny", "trees, batch 2") for bundle in ("fused", "leaf", "all")),
-    ]
-    for row in report.rows:
-        assert row["ratio"] == pytest.approx(row["off_ms"] / row["on_ms"])
-    assert asked[:4] == ["1", "fused,leaf", "fused,norm", "0"]
-    assert asked[4:] == ["1", "leaf,norm", "fused,norm", "0"]
-    assert os.environ["PTREES_KERNELS"] == "norm"
-    assert "no kernels" in report.notes[0]
-
-
-def test_a_bundle_stays_for_one_row_in_which_it_wins_enough() -> None:
-    ratios = {"norm": (0.9, 1.25), "leaf": (1.24, 1.0), "all": (2.0, 2.0)}
-    rows = [
-        {"bundle": bundle, "recipe": "tiny", "use": f"row {number}", "ratio": ratio}
-        for bundle, both in ratios.items()
-        for number, ratio in enumerate(both)
-    ]
-    assert verdicts(rows) == [
-        "norm wins 1.25× at best (tiny, row 1): it stays",
-        "leaf wins 1.24× at best (tiny, row 0): less than 1.25×, delete it",
-    ]
 
 
 def test_noise_has_the_shape_of_the_recipe_and_pairs_where_it_has_pairs() -> None:

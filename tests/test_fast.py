@@ -128,12 +128,11 @@ def test_large_and_small_tensors_are_copied_alike(sizes):
 
 
 def test_what_does_not_fit_into_shared_memory_is_not_ours():
-    """With 1024×128 numbers of a matrix a program would ask for 352 KiB; an H200 has 227. Dense
-    convolutions are cuDNN's and may have any width."""
+    """With 1024×128 numbers of a matrix a program would ask for 352 KiB; an H200 has 227.
+    Convolutions are cuDNN's and may have any width."""
     assert is_narrow(UNet(3, 3, 27, width=27 * 4, steps=1))
     assert not is_narrow(UNet(3, 3, 27, width=27 * 20, steps=1))
-    assert not is_narrow(UNet(3, 3, 2, width=2 * 200, steps=1))
-    assert is_narrow(UNet(3, 3, 2, width=2 * 200, steps=1, is_disjoint=False))
+    assert is_narrow(UNet(3, 3, 2, width=2 * 200, steps=1))
 
 
 @pytest.mark.parametrize(("leaves", "is_disjoint"), [(4, True), (4, False), (1, True)])
@@ -141,15 +140,15 @@ def test_on_cuda_a_point_estimate_is_as_fused_as_a_tree(monkeypatch, leaves, is_
     """Or their comparison would be one of two ways to run a network."""
     fused = pytest.importorskip("posterior_trees.fast.fused", exc_type=ImportError)
     network = UNet(3, 3, leaves, width=8, is_disjoint=is_disjoint)
-    on_cuda(monkeypatch, accelerate.KERNELS)
+    on_cuda(monkeypatch, has_kernels=True)
     made = nn.Identity()
-    monkeypatch.setattr(fused, "FusedUNet", lambda network, dtype, by_leaf: made)
+    monkeypatch.setattr(fused, "FusedUNet", lambda network, dtype: made)
     assert accelerate.for_prediction(network, torch.bfloat16) is made
 
 
-def on_cuda(monkeypatch, kernels: frozenset[str]) -> None:
+def on_cuda(monkeypatch, has_kernels: bool) -> None:
     monkeypatch.setattr(accelerate, "_is_on_cuda", lambda network: True)
-    monkeypatch.setattr(accelerate, "kernels", lambda: kernels)
+    monkeypatch.setattr(accelerate, "has_kernels", lambda: has_kernels)
 
 
 def test_on_cuda_our_u_net_has_a_twin_and_nothing_else_has(monkeypatch):
@@ -157,10 +156,10 @@ def test_on_cuda_our_u_net_has_a_twin_and_nothing_else_has(monkeypatch):
     network, changed = make_predictor().network, make_predictor().network
     changed.decoder[0][1] = nn.Identity()
     assert accelerate.accelerate(network) is network, "on the CPU"
-    on_cuda(monkeypatch, frozenset({"norm"}))
+    on_cuda(monkeypatch, has_kernels=True)
     twin = accelerate.accelerate(network)
     assert isinstance(twin, FastUNet)
-    assert (twin.plain, twin.has_norm, twin.by_leaf) == (network, True, False)
+    assert twin.plain is network
     for other in (changed, nn.Conv2d(1, 1, 1)):
         assert accelerate.accelerate(other) is other
 
@@ -169,23 +168,18 @@ def test_an_accelerated_predictor_grows_the_same_trees(monkeypatch):
     plain = make_predictor()
     y = plain.measure(torch.rand(2, 3, 32, 32))
     assert accelerate.accelerated(plain) is plain
-    on_cuda(monkeypatch, frozenset())
+    on_cuda(monkeypatch, has_kernels=False)
     fast = accelerate.accelerated(plain)
     torch.testing.assert_close(fast(y).leaves, plain(y).leaves)
     assert isinstance(fast.network, FastUNet)
     assert not isinstance(plain.network, FastUNet)
 
 
-@pytest.mark.parametrize(
-    ("kernels", "dtype", "has_norm"),
-    [({"norm", "leaf"}, torch.bfloat16, True), ({"norm"}, torch.float32, False),
-     ({"leaf"}, torch.bfloat16, False)],
-)  # fmt: skip
-def test_a_folded_network_is_normalised_by_kernels_in_half(monkeypatch, kernels, dtype, has_norm):
-    on_cuda(monkeypatch, frozenset(kernels))
+@pytest.mark.parametrize(("has_kernels", "dtype"), [(True, torch.float32), (False, torch.bfloat16)])
+def test_without_kernels_or_in_float32_a_network_is_folded(monkeypatch, has_kernels, dtype):
+    on_cuda(monkeypatch, has_kernels)
     made = accelerate.for_prediction(make_predictor().network, dtype)
     assert isinstance(made, FoldedUNet)
-    assert (made.has_norm, made.by_leaf) == (has_norm, False)
     assert made.plain.encoder[0][0].weight.dtype == dtype
     assert {p.dtype for p in made.plain.head.parameters()} == {torch.float32}
 

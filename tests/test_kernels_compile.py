@@ -12,8 +12,7 @@ triton = pytest.importorskip(
     "triton", reason="Triton comes with CUDA builds of torch, or with the dev extra"
 )
 KERNELS = {
-    "_group_norm", "_gradients", "_channel_sums", "_measure", "_normalize", "_grad_sums",
-    "_grad_plan", "_grad_maps", "_leaf_conv", "_leaf_up", "_normalize_and_halve", "_to_leaves",
+    "_group_norm", "_channel_sums", "_measure", "_normalize", "_normalize_and_halve", "_to_leaves",
 }  # fmt: skip
 
 

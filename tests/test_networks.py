@@ -172,7 +172,7 @@ def test_taking_in_skip_maps_without_joining_them_changes_nothing(parts):
     below, skip = noise(2, 12, 3, 4).requires_grad_(), noise(2, 6, 6, 8, seed=1).requires_grad_()
     direction = noise(2, 6, 6, 8, seed=2)
     joined = deal(F.interpolate(below, scale_factor=2), skip, parts)
-    outputs = [convolution(joined), FastUNet(make_unet()).up(convolution, 0, below, skip)[0]]
+    outputs = [convolution(joined), FastUNet(make_unet()).up(convolution, 0, below, skip)]
     torch.testing.assert_close(outputs[1], outputs[0])
     inputs = (below, skip, convolution.weight)
     plain, fast = (torch.autograd.grad((out * direction).sum(), inputs) for out in outputs)
@@ -454,7 +454,7 @@ def test_zeros_that_align_the_channels_change_nothing(
     assert_near(twin)
     monkeypatch.setattr(fast, "is_half", lambda _: True)
     activate = fast.normalize_and_activate
-    see = lambda norm, maps, *more: seen.append(maps.shape[1]) or activate(norm, maps, *more)  # noqa: E731
+    see = lambda norm, maps: seen.append(maps.shape[1]) or activate(norm, maps)  # noqa: E731
     monkeypatch.setattr(fast, "normalize_and_activate", see)
     assert_near(twin)
     assert seen[0] == widest

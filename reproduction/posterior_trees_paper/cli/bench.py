@@ -19,7 +19,7 @@ KEYS = {
 
 
 def add(commands: Any) -> None:
-    """`ptrees bench inference|expand|train|kernels|balancer|kmeans|growth`."""
+    """`ptrees bench inference|expand|train|balancer|kmeans|growth`."""
     parser = commands.add_parser("bench", help="how fast, against what, on this machine")
     actions = parser.add_subparsers(dest="action", required=True, metavar="WHAT")
     _add_networks(actions)
@@ -27,7 +27,7 @@ def add(commands: Any) -> None:
 
 
 def _add_networks(actions: Any) -> None:
-    """What runs a network: `inference`, `expand`, `train`, `kernels` and `growth`."""
+    """What runs a network: `inference`, `expand`, `train` and `growth`."""
     inference = _action(actions, "inference", run_inference, "a tree from a measurement", 20)
     inference.add_argument("--model", help="a trained model [random weights]")
     inference.add_argument("--recipe", help="a TOML file, one of recipes/, or a task "
@@ -61,13 +61,6 @@ def _add_networks(actions: Any) -> None:
     add_limit(train, "of noise, to train on [60000, or what 256 MB hold]")
     train.add_argument("--together", type=count, help="steps timed at once [10; on the CPU 1]")
     add_changes(train, "change a recipe key, e.g. training.compile=false")
-
-    kernels = _action(actions, "kernels", run_kernels, "what each bundle of kernels wins", 20, 30)
-    kernels.add_argument("--recipes", nargs="+", metavar="RECIPE",
-                         help="files, some of recipes/, or tasks [all of recipes/]")  # fmt: skip
-    _add_batch(kernels, "1 32", [1, 32])
-    kernels.add_argument("--together", type=count, default=10, help="steps timed at once [10]")
-    add_changes(kernels, "change a recipe key, e.g. training.compile=false")
 
     text = "cost over leaves, size and batch"
     growth = _action(actions, "growth", run_growth, text, 5, seconds=1.0)
@@ -181,26 +174,6 @@ def run_train(arguments: argparse.Namespace) -> None:
     if is_slow and not any(change.startswith("training.compile") for change in arguments.changes):
         reports[0].notes.append("on the CPU steps are not compiled: --set training.compile=true")
     _show(reports[0], arguments)
-
-
-def run_kernels(arguments: argparse.Namespace) -> None:
-    from posterior_trees.progress import track
-    from posterior_trees_paper.bench.kernels import bench_kernels
-    from posterior_trees_paper.bench.subject import find_recipe
-
-    names = arguments.recipes or sorted(file.stem for file in Path("recipes").glob("*.toml"))
-    if not names:
-        raise InputError("there is no folder recipes here: begin in a checkout, or give --recipes")
-    report = bench_kernels(
-        {name: find_recipe(name, arguments.changes) for name in names},
-        _device(arguments),
-        batches=arguments.batch,
-        group=arguments.together,
-        repeat=arguments.repeat,
-        seconds=arguments.seconds,
-        watch=track("measuring"),
-    )
-    _show(report, arguments)
 
 
 def run_balancer(arguments: argparse.Namespace) -> None:

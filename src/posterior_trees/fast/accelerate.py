@@ -1,9 +1,9 @@
 """Which form of a network is fast here: the only place that asks for CUDA and for Triton.
 
-Checkpoints, averages of weights and ONNX know the plain network alone. Our kernels need Triton,
-which CUDA builds of torch bring along, a C compiler, and a GPU with 160 KiB of shared memory for a
-block (`ROOMY`); without them plain torch does the same. `PTREES_KERNELS=0` in the environment
-forbids them, `PTREES_KERNELS=norm,leaf` all but these (`KERNELS`): `ptrees bench kernels` compares.
+Checkpoints, averages of weights and ONNX know the plain network alone. Our kernels, for prediction,
+need Triton, which CUDA builds of torch bring along, a C compiler, and a GPU with 160 KiB of shared
+memory for a block (`ROOMY`); without them plain torch does the same. `PTREES_KERNELS=0` in the
+environment forbids them.
 """
 
 import copy
@@ -17,18 +17,14 @@ from torch import nn
 
 from posterior_trees.errors import InputError
 from posterior_trees.fast.fold import FoldedUNet
-from posterior_trees.fast.leafwise import MOST
-from posterior_trees.fast.norm import HALF
-from posterior_trees.fast.packing import power
-from posterior_trees.fast.unet import FastUNet
+from posterior_trees.fast.grouped import power
+from posterior_trees.fast.unet import HALF, FastUNet
 from posterior_trees.networks.unet import UNet
 from posterior_trees.predictor import Predictor, TreePredictor
 
-KERNELS = frozenset({"norm", "leaf", "fused"})
-"""Normalisation with its activation; convolutions by leaf; a whole network for prediction."""
 ROOMY = ((8, 0), (8, 7), (9, 0), (10, 0), (10, 3))
 """Compute capabilities of GPUs with bfloat16 and 160 KiB of shared memory for a block (A100, Orin,
-H100, B200, B300). Those of desktops have 99, which a tile of a wide leaf does not fit into."""
+H100, B200, B300). Those of desktops have 99, which the widest matrix does not fit into."""
 LAYERS = (nn.Conv2d, nn.GroupNorm, nn.LeakyReLU, nn.Dropout2d)
 """Of a U-Net that nobody has changed."""
 MATRIX = 2**15
@@ -46,7 +42,7 @@ def accelerate(network: nn.Module) -> nn.Module:
         for block in (*network.encoder, *network.decoder)
         for layer in block.children()
     )
-    return FastUNet(network, kernels()) if is_ours and _is_on_cuda(network) else network
+    return FastUNet(network) if is_ours and _is_on_cuda(network) else network
 
 
 def accelerated(predictor: Predictor) -> Predictor:
@@ -68,12 +64,11 @@ def for_prediction(network: nn.Module, dtype: torch.dtype) -> nn.Module:
     if not isinstance(network, UNet):
         fast = part = copy.deepcopy(network).to(dtype).eval().requires_grad_(False)
     else:
-        ours = kernels() if dtype in HALF else frozenset()
-        if "fused" in ours and is_narrow(network):
+        if dtype in HALF and is_narrow(network) and has_kernels():
             from posterior_trees.fast.fused import FusedUNet
 
-            return FusedUNet(network, dtype, by_leaf="leaf" in ours)
-        fast = FoldedUNet(network, ours).to(dtype)
+            return FusedUNet(network, dtype)
+        fast = FoldedUNet(network).to(dtype)
         part = fast.plain
     if isinstance(head := getattr(part, "head", None), nn.Module):
         head.to(torch.float32)
@@ -81,28 +76,23 @@ def for_prediction(network: nn.Module, dtype: torch.dtype) -> nn.Module:
 
 
 def is_narrow(network: UNet) -> bool:
-    """Whether the maps of a leaf, and the matrix that makes leaves of the last one, fit into the
-    tiles of our kernels. A shared decoder is cuDNN's, and may be of any width."""
-    by_leaf = [c for c in network.decoder.modules() if isinstance(c, nn.Conv2d) and c.groups > 1]
-    widest = max((max(c.out_channels // c.groups, c.weight.shape[1]) for c in by_leaf), default=0)
+    """Whether the matrix that makes leaves of the last map fits into a tile."""
     into, out = network.to_image.in_channels, network.to_image.out_channels
-    return widest <= 2 * MOST and into <= 1024 and power(into) * power(out) <= MATRIX
+    return into <= 1024 and power(into) * power(out) <= MATRIX
 
 
-def kernels() -> frozenset[str]:
-    """Our kernels that run on this computer, on NVIDIA GPUs that are all `ROOMY`, where they have
-    proved themselves (`kernels/check.py`), and that the user has not forbidden."""
+def has_kernels() -> bool:
+    """Whether our kernels run on this computer, with NVIDIA GPUs that are all `ROOMY`, where they
+    have proved themselves (`kernels/check.py`), and the user has not forbidden them."""
     global _works
     wish = os.environ.get("PTREES_KERNELS") or "1"
+    if wish not in ("0", "1"):
+        raise InputError(f"PTREES_KERNELS is {wish!r}; it is 0 (never) or 1 (where they run)")
     if wish == "0":
-        return frozenset()
-    asked = KERNELS if wish == "1" else frozenset(wish.split(","))
-    if asked - KERNELS:
-        names = ", ".join(sorted(KERNELS))
-        raise InputError(f"PTREES_KERNELS is {wish!r}; it is 0, 1 or some of {names}")
+        return False
     if _works is None:
         _works = _find_out()
-    return asked if _works else frozenset()
+    return _works
 
 
 def _is_on_cuda(network: nn.Module) -> bool:

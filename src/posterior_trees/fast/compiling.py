@@ -14,9 +14,6 @@ import torch
 import torch._functorch.config as tracing
 
 SAFE: dict[str, Any] = {"comprehensive_padding": False}
-JOINT: dict[str, Any] = {"max_pointwise_cat_inputs": 64}
-"""Parts are joined by one kernel, not by a copy of each: a U-Net joins what all its normalisations
-have learned from every image (`norm.py`)."""
 FEW_LAUNCHES: dict[str, Any] = {
     "realize_opcount_threshold": 1000,
     "realize_reads_threshold": 16,
@@ -29,7 +26,7 @@ def compiled(
     function: Callable, *, is_dynamic: bool | None = None, has_little_data: bool = False
 ) -> Any:
     """The function or network, compiled for the sizes it meets; `is_dynamic` as in torch."""
-    options = SAFE | JOINT | (FEW_LAUNCHES if has_little_data else {})
+    options = SAFE | (FEW_LAUNCHES if has_little_data else {})
     return torch.compile(function, dynamic=is_dynamic, options=options)
 
 

@@ -19,8 +19,8 @@ class FoldedUNet(FastUNet):
 
     has_room = False
 
-    def __init__(self, network: UNet, kernels: frozenset[str] = frozenset()) -> None:
-        super().__init__(copy.deepcopy(network).eval(), kernels - {"leaf"})
+    def __init__(self, network: UNet) -> None:
+        super().__init__(copy.deepcopy(network).eval())
         blocks: list[Any] = [*self.plain.decoder]
         for block in blocks:
             up, second = layers = block[0], block[3]

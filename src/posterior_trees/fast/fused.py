@@ -1,10 +1,9 @@
 """The U-Net for prediction on CUDA, in few passes over memory.
 
 Between two convolutions of the plain network a map is read for its normalisation's statistics, and
-read and written by the normalisation and again by the activation. Here convolutions leave sums
-behind, and one pass normalises, activates and halves (`kernels/predict.py`). Disjoint decoders
-convolve only what their leaf owns (`kernels/conv.py`), and the last map goes straight to pixels.
-Dense convolutions, those of a shared decoder among them, stay cuDNN's.
+read and written by the normalisation and again by the activation. Here it is read for its sums
+once, and one pass normalises, activates and halves (`kernels/predict.py`); the last map goes
+straight to pixels. Convolutions stay cuDNN's, dense as in `unet.py`.
 """
 
 import copy
@@ -17,12 +16,9 @@ from torch.nn import functional as F
 
 from posterior_trees.errors import InputError
 from posterior_trees.fast.grouped import block_diagonal, enlarging, parted, room_for, widen
-from posterior_trees.fast.kernels import conv, predict
 from posterior_trees.fast.kernels import norm as norms
+from posterior_trees.fast.kernels import predict
 from posterior_trees.fast.kernels.plan import channels_last
-from posterior_trees.fast.leafwise import LEAST
-from posterior_trees.fast.norm import on_its_device
-from posterior_trees.fast.packing import pack, pack_up
 from posterior_trees.networks.head import Leaves
 from posterior_trees.networks.unet import UNet
 
@@ -31,12 +27,12 @@ class FusedUNet(nn.Module):
     """Predicts what a `UNet` does, be its decoders disjoint or shared; made of a trained one.
 
     Weights of convolutions have the given dtype; normalisation and head are in float32. It stays
-    on the device where it was made. `by_leaf=False` leaves all convolutions to cuDNN.
+    on the device where it was made.
     """
 
     is_fused = True
 
-    def __init__(self, network: UNet, dtype: torch.dtype, by_leaf: bool = True) -> None:
+    def __init__(self, network: UNet, dtype: torch.dtype) -> None:
         super().__init__()
         network = copy.deepcopy(network).float().eval().requires_grad_(False)
         self.in_channels, self.channels = network.in_channels, network.channels
@@ -49,17 +45,14 @@ class FusedUNet(nn.Module):
         self.room = room_for(self.in_channels, groups=self.in_channels)
         wide = widen(first.weight.data, len(first.weight), self.room)
         first.weight.data = channels_last(wide)
-        self.groups = groups = network.decoders
-        self.by_leaf = by_leaf and groups > 1
-        self.ups, self.skips, self.leaves = [], [], []
+        groups = network.decoders
+        self.weights = []
         for block in self.decoder:
-            up, leaf = _convolutions(block)
+            up, second = _convolutions(block)
             of_features, of_skip = parted(up.weight, groups)
-            enlarged, across = (pack_up, pack) if self.by_leaf else (_enlarging, _dense)
-            self.ups.append(enlarged(of_features, groups).to(dtype))
-            self.skips.append(across(of_skip, groups).to(dtype))
-            packed = _dense if self._is_dense(leaf) else pack
-            self.leaves.append(packed(leaf.weight, groups).to(dtype))
+            dense = _enlarging(of_features, groups), _dense(of_skip, groups)
+            dense = *dense, _dense(second.weight, groups)
+            self.weights.append([weight.to(dtype) for weight in dense])
         weight, bias = network.to_image.parameters()
         matrix = torch.block_diag(*weight[:, :, 0, 0].chunk(groups))
         self.matrix = predict.padded(matrix).to(dtype)
@@ -88,7 +81,8 @@ class FusedUNet(nn.Module):
         self, prepared: Float[Tensor, "b c8 h w"]
     ) -> tuple[Float[Tensor, "b n c2 h w"], list[Float[Tensor, "b _ _"]]]:
         """The leaves' images, and the means of the decoder's maps, in parts to be added."""
-        return on_its_device(self._maps)(prepared)
+        with torch.cuda.device_of(prepared):  # Triton would launch on the current one
+            return self._maps(prepared)
 
     def _maps(self, prepared: Tensor) -> tuple[Tensor, list[Tensor]]:
         skips, features = [], channels_last(prepared)
@@ -102,9 +96,12 @@ class FusedUNet(nn.Module):
                 skip, features = predict.normalize_and_halve(maps, _measured(last_norm, maps))
                 skips.append(skip)
         means = []
-        weights = zip(self.ups, self.skips, self.leaves, strict=True)
-        for block, packed in zip(self.decoder, weights, strict=True):
-            maps, norm = self._decode(block, features, skips.pop(), *packed)
+        for block, (up, across, leaf) in zip(self.decoder, self.weights, strict=True):
+            _, norm, _, _, last_norm, *_ = cast(Any, block)
+            maps = F.conv_transpose2d(features, up, stride=2, padding=1)
+            maps = _normalized(norm, maps.add_(F.conv2d(skips.pop(), across, padding=1)))
+            maps = F.conv2d(maps, leaf, padding=1)
+            norm = _measured(last_norm, maps)
             if skips:
                 features, mean = norms.normalize_and_average(maps, norm)
                 means.append(mean)
@@ -112,42 +109,14 @@ class FusedUNet(nn.Module):
         images, mean = predict.to_leaves(maps, norm, self.matrix, self.bias, size)
         return images.unflatten(1, (self.num_leaves, self.channels)), [*means, mean]
 
-    def _decode(self, block: Any, features: Tensor, skip: Tensor, up, of_skip, leaf):
-        """A block's maps before the last normalisation, and that."""
-        _, norm, _, second, last_norm, *_ = block
-        maps = _normalized(norm, *self._join(features, skip, up, of_skip))
-        if self._is_dense(second):
-            maps = F.conv2d(maps, leaf, padding=1)
-            return maps, _measured(last_norm, maps)
-        maps, sums = conv.leaf_conv(maps, leaf, skip.shape[1], self.groups)
-        return maps, _measured(last_norm, maps, sums)
 
-    def _join(
-        self, features: Tensor, skip: Tensor, up: Tensor, of_skip: Tensor
-    ) -> tuple[Tensor, Tensor | None]:
-        """The convolution of enlarged features and skip maps (`FastUNet.up`), with its sums if they
-        come for free."""
-        if self.by_leaf:
-            return conv.leaf_up(features, up, skip, of_skip, self.groups)
-        maps = F.conv_transpose2d(features, up, stride=2, padding=1)
-        return maps.add_(F.conv2d(skip, of_skip, padding=1)), None
-
-    def _is_dense(self, leaf: nn.Conv2d) -> bool:
-        """Whether the decoder is shared, or its leaves have so few channels that they are faster as
-        one dense convolution."""
-        return not self.by_leaf or leaf.weight.shape[1] < LEAST
+def _normalized(norm: Any, maps: Tensor) -> Tensor:
+    return norms.group_norm(maps, norm.weight, norm.bias, norm.num_groups, norm.eps)
 
 
-def _normalized(norm: Any, maps: Tensor, sums: Tensor | None = None) -> Tensor:
-    parameters = norm.weight, norm.bias, norm.num_groups, norm.eps
-    return norms.group_norm(maps, *parameters, sums)[0]
-
-
-def _measured(norm: Any, maps: Tensor, sums: Tensor | None = None) -> norms.Norm:
+def _measured(norm: Any, maps: Tensor) -> norms.Norm:
     """What a normalisation will do to these maps."""
-    sums = norms.channel_sums(maps) if sums is None else sums
-    area = maps.shape[2] * maps.shape[3]
-    return norms.Norm(norms.measure(sums, norm.num_groups, area, norm.eps), norm.weight, norm.bias)
+    return norms.Norm(norms.measure(maps, norm.num_groups, norm.eps), norm.weight, norm.bias)
 
 
 def _dense(weight: Float[Tensor, "out in 3 3"], groups: int) -> Float[Tensor, "out in2 3 3"]:

@@ -54,6 +54,11 @@ def room_for(channels: int, groups: int) -> int:
     return channels if extra % (channels // groups) else channels + extra
 
 
+def power(number: int, least: int = 16) -> int:
+    """The next power of two: of those the blocks of Triton are made."""
+    return max(least, 1 << (number - 1).bit_length())
+
+
 def ordered(weight: Float[Tensor, "a b kh kw"], maps: Float[Tensor, "n c h w"]) -> Tensor:
     """A weight with its channels last where those of the maps are: cuDNN would reorder it, on the
     way back once more."""

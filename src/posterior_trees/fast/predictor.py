@@ -2,7 +2,7 @@
 
 On CUDA, one call takes `y` to all levels of the tree, recorded as one CUDA graph for each shape of
 `y`, in bfloat16 and channels-last. Networks are fused by `torch.compile`; our U-Net runs with its
-weights written out (`fold.py`) or, where `accelerate.kernels` says so, on kernels of its own
+weights written out (`fold.py`) or, where `accelerate.has_kernels`, on kernels of its own
 (`fused.py`). The projection and the growing of the tree are always fused. The
 leaves are rounded to bfloat16; what the measurement knows, the growing and the probabilities stay
 in float32, so every node still agrees with the measurement to float precision.

@@ -1,16 +1,15 @@
 """The paper's U-Net as GPUs like to compute it: another way through the same modules.
 
 Grouped convolutions of a few channels each leave a GPU's matrix units idle, in the backward pass
-above all. They run on kernels of our own (`leafwise.py`) or, where these are not faster, as dense
-convolutions whose weight is zero between leaves: `groups` times the arithmetic in less time. In
-half precision maps may have more channels, zeros, that fill normalisation groups of their own.
+above all. They run as dense convolutions whose weight is zero between leaves: `groups` times the
+arithmetic in less time. In half precision maps may have more channels, zeros, that fill
+normalisation groups of their own.
 
 Neither the upsampled nor the joined map of a decoder is ever made: a 3×3 convolution of an image
 enlarged twice by nearest neighbours is a transposed 4×4 convolution of the small one, with 4
 instead of 9 products per pixel, and the convolution of two joined maps is the sum of theirs.
 """
 
-from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -27,33 +26,32 @@ from posterior_trees.fast.grouped import (
     room_for,
     widen,
 )
-from posterior_trees.fast.leafwise import convolve, convolve_up, is_worth_it
-from posterior_trees.fast.norm import HALF, Rows, normalize_and_activate, rows_of
 from posterior_trees.networks.head import Leaves
-from posterior_trees.networks.unet import UNet
+from posterior_trees.networks.unet import SLOPE, UNet
+
+HALF = (torch.bfloat16, torch.float16)
 
 
 class FastUNet(nn.Module):
     """Computes what a `UNet` does with its very Parameters: gradients are those of the `plain` one,
-    and whatever changes its weights changes these. `kernels` are those that may be used."""
+    and whatever changes its weights changes these."""
 
     has_room = True
 
-    def __init__(self, plain: UNet, kernels: Collection[str] = ()) -> None:
+    def __init__(self, plain: UNet) -> None:
         super().__init__()
-        self.plain, self.by_leaf, self.has_norm = plain, "leaf" in kernels, "norm" in kernels
+        self.plain = plain
 
     def forward(
         self, y: Float[Tensor, "b c h w"], region: Float[Tensor, "b 1 h w"] | None = None
     ) -> Leaves:
         plain: Any = self.plain
-        rows = iter(self.norm_rows(y))
-        skips = [self.block(plain.encoder[0], y, rows=next(rows))]
+        skips = [self.block(plain.encoder[0], y)]
         for block in plain.encoder[1:]:
-            skips.append(self.block(block, F.avg_pool2d(skips[-1], 2), rows=next(rows)))
+            skips.append(self.block(block, F.avg_pool2d(skips[-1], 2)))
         features, maps = skips.pop(), []
         for block in plain.decoder:
-            features = self.block(block, features, skips.pop(), rows=next(rows))
+            features = self.block(block, features, skips.pop())
             maps.append(features[:, : block[1].num_channels])
         last = plain.to_image
         weight = widen(self.dense(last), last.out_channels, features.shape[1])
@@ -62,36 +60,22 @@ class FastUNet(nn.Module):
             images.unflatten(1, (plain.num_leaves, plain.channels)), plain.head(maps, region)
         )
 
-    def norm_rows(self, y: Float[Tensor, "b c h w"]) -> list[tuple[Rows | None, Rows | None]]:
-        """What the normalisations of each block get, where our kernels do them; see `rows_of`."""
-        blocks: list[Any] = [*self.plain.encoder, *self.plain.decoder]
-        if not (self.has_norm and is_half(y)):
-            return [(None, None)] * len(blocks)
-        rows = rows_of([norm for block in blocks for norm in (block[1], block[4])], len(y))
-        return list(zip(rows[::2], rows[1::2], strict=True))
-
-    def block(
-        self, block: Any, *maps: Float[Tensor, "b _ _ _"], rows: tuple[Rows | None, Rows | None]
-    ) -> Float[Tensor, "b c h w"]:
+    def block(self, block: Any, *maps: Float[Tensor, "b _ _ _"]) -> Float[Tensor, "b c h w"]:
         """A block of the encoder, or with skip maps one of the decoder."""
         first, norm, _, second, last_norm, _, *dropout = block
         room = room_for(norm.num_channels, norm.num_groups) if self.has_room else 0
         convolve: Any = self.convolve if len(maps) == 1 else self.up
-        features = normalize_and_activate(norm, *convolve(first, room, *maps), rows[0])
-        convolved = self.convolve(second, room, features)
-        features = normalize_and_activate(last_norm, *convolved, rows[1])
+        features = normalize_and_activate(norm, convolve(first, room, *maps))
+        features = normalize_and_activate(last_norm, self.convolve(second, room, features))
         for layer in dropout:
             features = layer(features)
         return features
 
     def convolve(
         self, layer: nn.Conv2d, room: int, maps: Float[Tensor, "b c h w"]
-    ) -> tuple[Float[Tensor, "b c2 h w"], Float[Tensor, "b parts 2 c2"] | None]:
-        """The convolution, and its sums if they come for free; see `norm.py`."""
-        if self.by_leaf and is_worth_it(layer.weight, layer.groups, maps):
-            return convolve(maps, layer.weight, layer.groups)
+    ) -> Float[Tensor, "b c2 h w"]:
         weight = widened(self.dense(layer), room, maps)
-        return F.conv2d(maps, ordered(weight, maps), padding=1), None
+        return F.conv2d(maps, ordered(weight, maps), padding=1)
 
     def up(
         self,
@@ -99,13 +83,11 @@ class FastUNet(nn.Module):
         room: int,
         features: Float[Tensor, "b c1 h w"],
         skip: Float[Tensor, "b c2 h2 w2"],
-    ) -> tuple[Float[Tensor, "b c3 h2 w2"], Float[Tensor, "b parts 2 c3"] | None]:
+    ) -> Float[Tensor, "b c3 h2 w2"]:
         """The same of the enlarged features and the skip maps, dealt out to the leaves."""
-        if self.by_leaf and is_worth_it(layer.weight, layer.groups, features, skip):
-            return convolve_up(features, skip, layer.weight, layer.groups)
         kernel, across = self.parts(layer, room, features, skip)
         enlarged = F.conv_transpose2d(features, ordered(kernel, features), stride=2, padding=1)
-        return enlarged + F.conv2d(skip, ordered(across, skip), padding=1), None
+        return enlarged + F.conv2d(skip, ordered(across, skip), padding=1)
 
     def dense(self, layer: nn.Conv2d) -> Float[Tensor, "c2 c kh kw"]:
         """The weight of the dense convolution that equals this one."""
@@ -118,6 +100,19 @@ class FastUNet(nn.Module):
         both = parted(layer.weight, layer.groups)
         first, second = (block_diagonal(part, layer.groups) for part in both)
         return enlarging(widened(first, room, features)), widened(second, room, skip)
+
+
+def normalize_and_activate(
+    norm: nn.GroupNorm, maps: Float[Tensor, "b c h w"]
+) -> Float[Tensor, "b c h w"]:
+    """LeakyReLU of the normalised maps. Channels that `grouped.room_for` has added are groups of
+    their own, and stay zero."""
+    extra = maps.shape[1] - norm.num_channels
+    if not extra:
+        return F.leaky_relu(norm(maps), SLOPE, inplace=True)
+    groups = norm.num_groups + extra * norm.num_groups // norm.num_channels
+    parameters = F.pad(torch.stack([norm.weight, norm.bias]), (0, extra)).unbind()
+    return F.leaky_relu(F.group_norm(maps, groups, *parameters, norm.eps), SLOPE, inplace=True)
 
 
 def widened(

@@ -11,7 +11,7 @@ import torch
 import triton
 from torch import Tensor
 
-from posterior_trees.fast.packing import power
+from posterior_trees.fast.grouped import power
 
 TILE = 4096
 """Values that a program holds at a time where nothing else is said."""

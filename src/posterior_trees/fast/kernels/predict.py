@@ -8,9 +8,9 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
+from posterior_trees.fast.grouped import power
 from posterior_trees.fast.kernels.norm import Norm, activated, load_line, own_pixels
 from posterior_trees.fast.kernels.plan import PARTS, Pass, channels_last, deal_out, like
-from posterior_trees.fast.packing import power
 
 HALVE, LEAVES = Pass(2048, 2, 8), Pass(4096, 3, 4, PARTS)
 
@@ -19,12 +19,12 @@ HALVE, LEAVES = Pass(2048, 2, 8), Pass(4096, 3, 4, PARTS)
 @no_type_check
 def _normalize_and_halve(
     maps, moments, gamma, beta, out, half, area, width, parts, per_part,
-    CHANNELS: tl.constexpr, KNOWN: tl.constexpr, GROUP: tl.constexpr, BLOCK: tl.constexpr,
+    CHANNELS: tl.constexpr, GROUP: tl.constexpr, BLOCK: tl.constexpr,
     ROWS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Area and width are those of the half-sized map."""
     image, begin, end, channel, exists = own_pixels(area, parts, per_part, CHANNELS, BLOCK)
-    a, b = load_line(moments, gamma, beta, image, channel, exists, CHANNELS, KNOWN, GROUP)
+    a, b = load_line(moments, gamma, beta, image, channel, exists, CHANNELS, GROUP)
     for start in tl.range(begin, end, ROWS, num_stages=STAGES):
         pixel = start + tl.arange(0, ROWS)
         mask = (pixel < end)[:, None] & exists[None, :]
@@ -44,11 +44,11 @@ def _normalize_and_halve(
 @no_type_check
 def _to_leaves(
     maps, moments, gamma, beta, weight, bias, out, means, area, parts, per_part,
-    CHANNELS: tl.constexpr, KNOWN: tl.constexpr, GROUP: tl.constexpr, BLOCK: tl.constexpr,
+    CHANNELS: tl.constexpr, GROUP: tl.constexpr, BLOCK: tl.constexpr,
     ROWS: tl.constexpr, STAGES: tl.constexpr, PIXELS: tl.constexpr, OUT: tl.constexpr,
 ):  # fmt: skip
     image, begin, end, channel, exists = own_pixels(area, parts, per_part, CHANNELS, BLOCK)
-    a, b = load_line(moments, gamma, beta, image, channel, exists, CHANNELS, KNOWN, GROUP)
+    a, b = load_line(moments, gamma, beta, image, channel, exists, CHANNELS, GROUP)
     column = tl.arange(0, OUT)
     matrix = tl.load(weight + channel[:, None] * OUT + column[None, :])
     level = tl.load(bias + column)
@@ -79,7 +79,7 @@ def normalize_and_halve(
     share = deal_out(batch, channels, height * width // 4, HALVE)
     _normalize_and_halve[share.grid](
         maps, *norm, out, half, height * width // 4, width // 2, share.parts, share.per_part,
-        channels, len(norm.gamma), channels // norm.moments.shape[1], share.block, share.rows,
+        channels, channels // norm.moments.shape[1], share.block, share.rows,
         HALVE.stages, num_warps=HALVE.warps,
     )  # fmt: skip
     return out, half
@@ -102,7 +102,7 @@ def to_leaves(
     means = maps.new_empty(batch, share.parts, into, dtype=torch.float32)
     _to_leaves[share.grid](
         maps, *norm, weight, bias, out, means, height * width, share.parts, share.per_part, into,
-        len(norm.gamma), into // norm.moments.shape[1], share.block, share.rows, how.stages,
+        into // norm.moments.shape[1], share.block, share.rows, how.stages,
         channels, weight.shape[1], num_warps=how.warps,
     )  # fmt: skip
     return out, means
