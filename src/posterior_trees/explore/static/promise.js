@@ -68,7 +68,7 @@ export function boxWords(box, width) {
   const { low, high, taken } = intervalOf(treeOn(), box, width);
   const isSame = ["x", "y", "w", "h"].every((key) => taken[key] === box[key]);
   const where = isSame ? "mean brightness here" : `mean brightness of the ${taken.h}×${taken.w} box nearest to it`;
-  return `${where}: ${low.toFixed(2)} – ${high.toFixed(2)}, ${promise.words}`;
+  return `Whatever the leaves say: ${where} ${low.toFixed(2)} – ${high.toFixed(2)}, ${promise.words}`;
 }
 
 export function renderPromise() {
@@ -85,8 +85,8 @@ export function renderPromise() {
   words.replaceChildren(...(promise.withdrawn ? [`${capital(promise.withdrawn)}: no promise`]
     : [element("b", { textContent: heading(promise.cut) }), ` ${promise.words}; `,
       [...intervals, `some leaf is off by ${short(promise.radius)} at most (root mean square)`].join("; "),
-      ". Each holds by itself, on average over such images: not for this one alone, nor for one class."]));
-  words.title = "In brackets: where the share lies for such a calibration, 9 times of 10";
+      ". Each holds by itself, on average over such images: not for this one alone, nor for one class.",
+      " In brackets: how often it may really hold, for 9 of 10 such calibrations."]));
 }
 
 const heading = (cut) => (cut.some((node) => !node.length)
