@@ -11,8 +11,10 @@ import argparse
 import shutil
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -53,29 +55,35 @@ def nearest_digits(x: Tensor, training: Tensor, count: int = 100) -> Tree:
 
 def take(predictor: TreePredictor, training: Tensor | None = None, out: Path = HERE) -> None:
     """Take all pictures with this model."""
+    app = make_app(predictor, examples=describe_start(predictor, ()), title=TITLE,
+                   model_card=describe_model(predictor))  # fmt: skip
+    with visiting(app) as (browser, address), tempfile.TemporaryDirectory() as folder:
+        for name, view in VIEWS.items():
+            shoot(browser, address + view, out / f"{name}.png")
+        shoot(browser, address, out / "explorer-own.png", drawing=SEVEN)
+        if training is not None:
+            page = Path(folder) / "compare.html"
+            page.write_text(compare(predictor, training), encoding="utf-8")
+            view = page.as_uri() + "#2/1.1;truth;box=5,2,17,12,0"
+            shoot(browser, view, out / "explorer-compare.png", scheme="dark")
+
+
+@contextmanager
+def visiting(app: Any) -> Iterator[tuple[Any, str]]:
+    """A browser, and the address where the app is served meanwhile."""
     import uvicorn
     from playwright.sync_api import sync_playwright
 
-    app = make_app(predictor, examples=describe_start(predictor, ()), title=TITLE,
-                   model_card=describe_model(predictor))  # fmt: skip
     opened = listen("127.0.0.1", 0)
     server = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [opened]})
     thread.start()
-    address = f"http://127.0.0.1:{opened.getsockname()[1]}/"
     try:
-        with sync_playwright() as playwright, tempfile.TemporaryDirectory() as folder:
+        with sync_playwright() as playwright:
             browser = playwright.chromium.launch(
                 executable_path=shutil.which("chromium"), args=["--no-sandbox"]
             )
-            for name, view in VIEWS.items():
-                shoot(browser, address + view, out / f"{name}.png")
-            shoot(browser, address, out / "explorer-own.png", drawing=SEVEN)
-            if training is not None:
-                page = Path(folder) / "compare.html"
-                page.write_text(compare(predictor, training), encoding="utf-8")
-                view = page.as_uri() + "#2/1.1;truth;box=5,2,17,12,0"
-                shoot(browser, view, out / "explorer-compare.png", scheme="dark")
+            yield browser, f"http://127.0.0.1:{opened.getsockname()[1]}/"
             browser.close()
     finally:
         server.should_exit = True
