@@ -15,8 +15,14 @@ from posterior_trees import Colorize, Inpaint, Paired, Tree, TreePredictor, UNet
 from posterior_trees.assets import sample_digits
 from posterior_trees.data import find_folder, read_idx
 from posterior_trees.errors import DataError
-from posterior_trees.pictures.digits.doubt import count_side_by_side, describe_doubt
-from posterior_trees.pictures.digits.find import THIN, check_takes_digits, find_digit, stroke_width
+from posterior_trees.pictures.digit import (
+    THIN,
+    Digit,
+    count_side_by_side,
+    describe_doubt,
+    find_digit,
+)
+from posterior_trees.pictures.ink import stroke_width
 from posterior_trees.pictures.reading import Reading
 from posterior_trees.serve.ask import ask
 from posterior_trees.serve.start import describe_start
@@ -216,7 +222,7 @@ def test_digits_raise_no_doubt() -> None:
 
 
 def test_few_digits_of_mnist_raise_doubt() -> None:
-    """What `doubt.py` says of every tenth test digit."""
+    """What `describe_doubt` says of every tenth test digit."""
     try:
         images = read_idx(find_folder(None) / "mnist" / "t10k-images-idx3-ubyte.gz")
     except ValueError:
@@ -281,7 +287,7 @@ def test_other_models_are_refused_with_what_they_take(measurement, channels, wor
     predictor = TreePredictor(network, measurement, branching=2, depth=1, channels=channels,
                               name="mine", about={"card": {"importer": "digit"}})  # fmt: skip
     with pytest.raises(DataError, match=f"28×28, as `digits` does; mine {words}"):
-        check_takes_digits(predictor)
+        Digit().check(predictor)
 
 
 # ---- the commands -------------------------------------------------------------------------------

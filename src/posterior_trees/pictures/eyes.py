@@ -31,7 +31,7 @@ ROOM = 3
 
 @dataclass(frozen=True)
 class Eyes:
-    """`--align X1 Y1 X2 Y2`: the importer of models of faces (`reading.Importer`); the eyes in
+    """`--align X1 Y1 X2 Y2`: the importer of models of faces (`importers.Importer`); the eyes in
     pixels from the upper left corner, in either order."""
 
     marks: tuple[float | int, ...]

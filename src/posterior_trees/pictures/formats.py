@@ -17,11 +17,7 @@ from posterior_trees.errors import InputError
 from posterior_trees.imaging.fields import Field
 from posterior_trees.imaging.ngff import Frame
 from posterior_trees.imaging.stored import Tiles
-from posterior_trees.imaging.tree_tiff import (
-    write_labels_tiff,
-    write_tree_tiff,
-    write_values_tiff,
-)
+from posterior_trees.imaging.tree_tiff import write_labels_tiff, write_tree_tiff, write_values_tiff
 from posterior_trees.imaging.tree_zarr import write_tree
 from posterior_trees.pictures.answer import Answer
 from posterior_trees.pictures.nuclei.count import Count

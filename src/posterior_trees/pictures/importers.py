@@ -2,36 +2,17 @@
 thin lines of a drawing. A model's card names its own."""
 
 from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
-
-import numpy as np
 
 from posterior_trees.errors import InputError
 from posterior_trees.imaging.decode import Stored
-from posterior_trees.pictures.digits.find import Digit, takes_digits
+from posterior_trees.pictures.digit import Digit, takes_digits
 from posterior_trees.pictures.eyes import Eyes, side_of, takes_eyes
 from posterior_trees.pictures.lines import Lines, is_no_map, takes_lines
 from posterior_trees.predictor import Predictor
 
-
-@runtime_checkable
-class Importer(Protocol):
-    """Makes the picture that a model takes of the values of a file, which it gets as they are.
-    `does` says what it does by itself, and `excludes` which options are then left out."""
-
-    @property
-    def option(self) -> str: ...
-    @property
-    def does(self) -> str: ...
-    @property
-    def excludes(self) -> frozenset[str]: ...
-    @property
-    def is_grey(self) -> bool: ...
-
-    def check(self, predictor: Predictor) -> None: ...
-    def make(self, stored: Stored, predictor: Predictor, name: str) -> np.ndarray: ...
-    def caption(self, size: tuple[int, int], predictor: Predictor) -> str: ...
-    def doubt(self, stored: Stored, predictor: Predictor) -> str: ...
+Importer = Digit | Eyes | Lines
+"""Makes the picture that a model takes of the values of a file, which it gets as they are. `does`
+says what it does by itself, and `excludes` which options are then left out."""
 
 
 def choose_importer(
@@ -45,13 +26,6 @@ def choose_importer(
         names = " and ".join(importer.option for importer in asked)
         raise InputError(f"{names} make different pictures of one: give one of them")
     return asked[0] if asked else None
-
-
-def refuse_beside(importer: Importer, given: dict[str, bool]) -> None:
-    """Refuse options that an importer leaves nothing to do."""
-    found = [name for name in sorted(importer.excludes) if given[name]]
-    if found:
-        raise InputError(f"{importer.option} {importer.does}: leave {' and '.join(found)} out")
 
 
 def doubt_unprepared(stored: Stored, is_resized: bool, predictor: Predictor) -> str:

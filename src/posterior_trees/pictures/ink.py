@@ -53,10 +53,7 @@ def even_light(stored: Stored, what: str, name: str) -> Float[Tensor, "h2 w2"]:
 
 
 def fit_surface(
-    values: Float[Tensor, "h w"],
-    where: Bool[Tensor, "h w"],
-    degree: int,
-    quantile: float = 0.5,
+    values: Float[Tensor, "h w"], where: Bool[Tensor, "h w"], degree: int, quantile: float = 0.5
 ) -> Float[Tensor, "h w"]:
     r"""The polynomial surface $s$ that is nearest to the values $v$ at some pixels, or that has a
     share $\tau$ of them below it:

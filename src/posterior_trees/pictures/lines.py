@@ -41,7 +41,7 @@ GREY = (0.2, 0.8, 0.1)
 
 @dataclass(frozen=True)
 class Lines:
-    """`--lines`: the importer of models of edge maps (`reading.Importer`)."""
+    """`--lines`: the importer of models of edge maps (`importers.Importer`)."""
 
     option = "--lines"
     does = "finds ink, paper and size by itself"

@@ -44,8 +44,8 @@ from posterior_trees.imaging.source import (
 from posterior_trees.imaging.source import Source as PlaneOfFile
 from posterior_trees.imaging.tiff import is_tiff
 from posterior_trees.pictures.arrays import from_memory
-from posterior_trees.pictures.digits.find import takes_digits
-from posterior_trees.pictures.importers import Importer, choose_importer, refuse_beside
+from posterior_trees.pictures.digit import takes_digits
+from posterior_trees.pictures.importers import Importer, choose_importer
 from posterior_trees.predictor import Predictor
 from posterior_trees.tree import level_sizes
 
@@ -102,7 +102,7 @@ class Reading(NamedTuple):
         """Refuse what contradicts itself or the model."""
         measurement = predictor.measurement
         if self.importer:
-            refuse_beside(self.importer, self._given())
+            self._refuse_beside(self.importer)
             self.importer.check(predictor)
         if self.scale is not None:
             check_scale(self.scale, measurement)
@@ -112,9 +112,9 @@ class Reading(NamedTuple):
                 "measurement itself"
             )
 
-    def _given(self) -> dict[str, bool]:
-        """Which options were given."""
-        return {
+    def _refuse_beside(self, importer: Importer) -> None:
+        """Refuse options that an importer leaves nothing to do."""
+        is_given = {
             "--measured": self.is_clean is False,
             "--resize": self.resize,
             "--scale": self.scale != 1,
@@ -122,6 +122,8 @@ class Reading(NamedTuple):
             "--gamma": self.adjustment.gamma != 1,
             "--invert": self.adjustment.is_inverted,
         }
+        if found := [name for name in sorted(importer.excludes) if is_given[name]]:
+            raise InputError(f"{importer.option} {importer.does}: leave {' and '.join(found)} out")
 
 
 class Origin(NamedTuple):
@@ -256,49 +258,29 @@ def _fit(
 ) -> Stored:  # fmt: skip
     """The stored values `(c, h, w)`, as many channels and pixels as the model takes, of a picture
     of the size `have`: nothing is `decoded` before it is known to have room."""
-    wanted = _channels(predictor)
-    if importer := reading.importer:
-        return importer.make(decoded(1 if importer.is_grey else wanted), predictor, name)
-    size, block = _size(have, predictor, reading, name)
-    stored = decoded(wanted, () if block else size, is_cut=reading.scale == 1)
-    stored = block_means(stored, block) if block else stored
-    _check_size(stored, predictor, name)
-    return stored
-
-
-def _channels(predictor: Predictor) -> int:
     wanted = predictor.measurement.picture_channels(predictor.channels)[0]
     if wanted not in (1, 3):
         raise DataError(
             f"this model takes {wanted or 'any number of'} channels, a file has 1 or 3: give a "
             "tensor"
         )
-    return wanted
-
-
-def _size(
-    have: tuple[int, int], predictor: Predictor, reading: Reading, name: str
-) -> tuple[tuple[int, ...], int]:
-    """The size to bring a picture to, () for its own, and the blocks whose means do that."""
-    scale = reading.scale or 1
-    if scale == 1:
-        size, block = predictor.measurement.size or () if reading.resize else (), 0
-    else:
+    if importer := reading.importer:
+        return importer.make(decoded(1 if importer.is_grey else wanted), predictor, name)
+    scale, size, block = reading.scale or 1, (), 0
+    if scale != 1:
         size, block = scale_size(have, scale, name), block_of(have, scale)
-    _check_memory(have, size or have, predictor, name)
-    return size, block
-
-
-def _check_memory(
-    have: Sequence[int], size: Sequence[int], predictor: Predictor, name: str
-) -> None:
-    """All nodes are held at once, in float32, beside the picture's own values."""
+    elif reading.resize:
+        size = predictor.measurement.size or ()
     nodes = sum(level_sizes(predictor.branching)) * predictor.channels
-    refuse_what_cannot_fit(
-        4 * (math.prod(have) + nodes * math.prod(size)),
-        f"the tree of {name}, {times(size)} (height×width)",
+    refuse_what_cannot_fit(  # all nodes are held at once, beside the picture's own values
+        4 * (math.prod(have) + nodes * math.prod(size or have)),
+        f"the tree of {name}, {times(size or have)} (height×width)",
         "cut the picture, make it smaller (--scale 1/2), or let it go to disk (--write zarr)",
     )
+    stored = decoded(wanted, () if block else size, is_cut=scale == 1)
+    stored = block_means(stored, block) if block else stored
+    _check_size(stored, predictor, name)
+    return stored
 
 
 def _check_size(pixels: Tensor | np.ndarray, predictor: Predictor, what: str) -> None:

@@ -26,13 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from posterior_trees.errors import need, words_for
 from posterior_trees.explore.content import Measure
-from posterior_trees.explore.export import (
-    SERVED,
-    frame_content,
-    inline_page,
-    served_page,
-    static,
-)
+from posterior_trees.explore.export import SERVED, frame_content, inline_page, served_page, static
 from posterior_trees.pictures.importers import describe_way
 from posterior_trees.pictures.reading import Reading
 from posterior_trees.predictor import Predictor
@@ -134,10 +128,7 @@ class Explorer:
 
     async def unknown(self, request: Any, error: Any) -> Any:
         path, method = request.url.path[:MAX_NAME], request.method
-        words = {
-            404: f"there is nothing at {path}",
-            405: f"{path} does not take {method} requests",
-        }
+        words = {404: f"there is nothing at {path}", 405: f"{path} does not take {method} requests"}
         return refusal(error.status_code, words[error.status_code], error.headers)
 
     async def failed(self, _: Any, error: Exception) -> Any:

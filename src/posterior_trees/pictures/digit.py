@@ -15,6 +15,10 @@ r"""A photograph or a scan of one handwritten digit becomes what MNIST holds: wh
    ink becomes 20 pixels, by area averaging and with its aspect kept, and the centre of mass comes
    to the middle of 28×28. MNIST's centres are there but for up to half a pixel, because it moves
    digits by whole ones.
+
+What does not look like one digit then is doubted, so that a photograph of something else is
+noticed. The limits are those of MNIST's test digits, of which every tenth was measured: strokes are
+at most 4.3 pixels wide, and one of 1,000 has large parts side by side.
 """
 
 import math
@@ -28,9 +32,10 @@ from torch.nn import functional as F
 
 from posterior_trees.errors import DataError, plural
 from posterior_trees.imaging.decode import Stored
+from posterior_trees.imaging.regions import label
 from posterior_trees.imaging.size import times
+from posterior_trees.measure import Measurement
 from posterior_trees.models.card import says
-from posterior_trees.pictures.digits.doubt import describe_doubt
 from posterior_trees.pictures.ink import (
     even_light,
     find_ink,
@@ -60,6 +65,12 @@ in the middle. Thinner ones would be faint in 28×28 pixels."""
 FINE = 16
 """Pixels of the picture, repeated if they are fewer, along each pixel of the digit: averages then
 are of areas, wherever those begin."""
+WIDEST = 5.0
+"""Pixels, of 28, that strokes may be wide."""
+FAINT = 0.3
+"""The brightness below which nothing is seen."""
+LARGE = 0.15
+"""The share of the ink that a digit of its own has at least."""
 
 
 def find_digit(stored: Stored, name: str = "the picture") -> Float[np.ndarray, "1 28 28"]:
@@ -71,7 +82,7 @@ def find_digit(stored: Stored, name: str = "the picture") -> Float[np.ndarray, "
     if side < SMALLEST:
         raise DataError(
             f"{name}: the ink is {plural(side, 'pixel')} long in a picture of "
-            f"{'×'.join(map(str, even.shape))}, a digit must be {SMALLEST} or more. Come closer"
+            f"{times(even.shape)}, a digit must be {SMALLEST} or more. Come closer"
         )
     strength = fit_surface(even, ink, degree=1, quantile=STRONG)
     strength = strength.clamp(min=even[ink].median().item() / 2)  # a plane may go below 0 far away
@@ -83,7 +94,7 @@ def find_digit(stored: Stored, name: str = "the picture") -> Float[np.ndarray, "
 
 @dataclass(frozen=True)
 class Digit:
-    """`--digit`: the importer of models of digits (`reading.Importer`)."""
+    """`--digit`: the importer of models of digits (`importers.Importer`)."""
 
     option = "--digit"
     does = "finds ink, paper and size by itself"
@@ -91,7 +102,17 @@ class Digit:
     is_grey = True
 
     def check(self, predictor: Predictor) -> None:
-        check_takes_digits(predictor)
+        if takes_digits(predictor):
+            return
+        channels, own = predictor.channels, predictor.measurement.size
+        kind = {1: "grey", 3: "colour"}.get(channels, f"{channels} channels")
+        size, fix = "pictures of any size", "leave --digit out"
+        if own:
+            size, fix = times(own), f"{fix} (--resize brings a picture to that size)"
+        raise DataError(
+            f"--digit is for models whose card says that they take grey digits of {SIDE}×{SIDE}, "
+            f"as `digits` does; {predictor.name or 'this model'} predicts {size} in {kind}: {fix}"
+        )
 
     def make(self, stored: Stored, predictor: Predictor, name: str) -> np.ndarray:
         return find_digit(stored, name)
@@ -110,20 +131,35 @@ def takes_digits(predictor: Predictor) -> bool:
     return is_shape and says(predictor, "importer") == "digit"
 
 
-def check_takes_digits(predictor: Predictor) -> None:
-    """Refuse a model that does not say so."""
-    if takes_digits(predictor):
-        return
-    measurement, channels = predictor.measurement, predictor.channels
-    kind = {1: "grey", 3: "colour"}.get(channels, f"{channels} channels")
-    size, fix = "pictures of any size", "leave --digit out"
-    if measurement.size:
-        size = "×".join(map(str, measurement.size))
-        fix = "leave --digit out (--resize brings a picture to that size)"
-    raise DataError(
-        f"--digit is for models whose card says that they take grey digits of {SIDE}×{SIDE}, as "
-        f"`digits` does; {predictor.name or 'this model'} predicts {size} in {kind}: {fix}"
-    )
+def describe_doubt(digit: Float[np.ndarray, "1 28 28"], measurement: Measurement) -> str:
+    """Why what was found may not be one digit, or not help the model; empty if it looks well."""
+    ink = torch.from_numpy(digit[0])
+    if count_side_by_side(ink) > 1:
+        return "the ink has large parts side by side: if it is more than one digit, crop it to one"
+    if (width := stroke_width(ink > 0.5)) > WIDEST:
+        return (
+            f"the ink's strokes are {width:.0f} of 28 pixels wide, those of digits up to "
+            f"{WIDEST:.0f}: it may be no digit, or a shadow"
+        )
+    hole = measurement.hole
+    if hole is not None and ink[~hole.cpu()].amax() < FAINT:
+        return "nothing of the digit is where the model looks: its tree says what digits are like"
+    return ""
+
+
+def count_side_by_side(ink: Float[Tensor, "h w"]) -> int:
+    """Large parts of the ink that share no column with the one to their left."""
+    parts, count, end = label(ink > FAINT), 0, -1
+    spans = []
+    for number in range(1, int(parts.max()) + 1):
+        is_here = parts == number
+        if ink[is_here].sum() >= LARGE * ink.sum():
+            columns = is_here.any(dim=0).nonzero()
+            spans.append((int(columns.min()), int(columns.max())))
+    for first, last in sorted(spans):
+        count += first > end
+        end = max(end, last)
+    return count
 
 
 def _place(digit: Float[Tensor, "h w"], side: int) -> Float[np.ndarray, "28 28"]:

@@ -1,1 +1,0 @@
-"""Photographs and scans of one handwritten digit."""
