@@ -348,7 +348,7 @@ def test_what_a_block_has_survives_a_file() -> None:
     tree = tree_of(field(A), field(A, B), field(), field(C))
     odds = blocks.Odds.of(tree.log_probs[-1][0], tree.branching, (44, 56))
     for threshold in (0.5, 0.9):  # the second has none
-        one = blocks.count_block(tree.leaves[0, :, 0], block, odds, threshold, 25)
+        one = blocks.count_block(tree.leaves[0, :, 0], block, odds, threshold)
         for mine, stored in zip(one, blocks.Found.from_bytes(one.to_bytes()), strict=True):
             assert mine.dtype == stored.dtype
             assert torch.equal(mine, stored)

@@ -10,16 +10,15 @@ from torch import Tensor
 
 from posterior_trees import load
 from posterior_trees.data import load_split
-from posterior_trees.imaging.regions import find_regions
 from posterior_trees.models.checkpoint import load_recipe
+from posterior_trees.pictures.nuclei.blocks import Regions, owners_of
 from posterior_trees.pictures.nuclei.count import Count, count_nuclei
-from posterior_trees.pictures.nuclei.regions import Regions
 from posterior_trees.pictures.tiles import Part, predict_tiled
 
 
 def per_tile(image: Tensor, count: Count, parts: Sequence[Part]) -> Tensor:
-    regions = find_regions(image.double() > count.threshold, count.smallest)
-    return Regions.of(regions).per_part(parts)
+    centres = Regions.of(image.double() > count.threshold).centres
+    return owners_of(centres, parts).bincount(minlength=len(parts)).double()
 
 
 predictor = load("cells", "cpu")

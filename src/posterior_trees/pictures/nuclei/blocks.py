@@ -18,10 +18,8 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
-from posterior_trees.imaging.regions import find_regions
+from posterior_trees.imaging.regions import SMALLEST, find_regions, sizes
 from posterior_trees.imaging.stored import paths_of
-from posterior_trees.pictures.nuclei.listing import Listing
-from posterior_trees.pictures.nuclei.regions import Regions, lies_in, owners_of
 from posterior_trees.pictures.tiles import Part
 
 BLOCK, HALO = 1024, 64
@@ -106,24 +104,88 @@ class Found(NamedTuple):
             return len(content["pixels"])
 
 
+class Regions(NamedTuple):
+    """The regions of one leaf: their numbers pixel by pixel, from 1, and for each its pixels, its
+    centre, and the rows and columns that hold it."""
+
+    numbers: Int64[Tensor, "h w"]
+    pixels: Int64[Tensor, "n"]
+    centres: Float[Tensor, "n 2"]
+    boxes: list[tuple[slice, slice]]
+
+    @classmethod
+    def of(cls, bright: Bool[Tensor, "h w"]) -> "Regions":
+        from scipy import ndimage
+
+        numbers = find_regions(bright, SMALLEST)
+        pixels = sizes(numbers)
+        boxes = ndimage.find_objects(numbers.numpy())
+        places = numbers.nonzero()
+        region = (numbers[places[:, 0], places[:, 1]] - 1)[:, None].expand(-1, 2)
+        sums = torch.zeros(len(pixels), 2).double().scatter_add(0, region, places.double())
+        return cls(numbers, pixels, sums / pixels[:, None], boxes)
+
+
+def owners_of(centres: Float[Tensor, "n 2"], parts: Sequence[Part]) -> Int64[Tensor, "n"]:
+    """The part of the picture in which each place lies."""
+    return lies_in(centres, parts).long().argmax(dim=1)
+
+
+def lies_in(centres: Float[Tensor, "n 2"], parts: Sequence[Part]) -> Bool[Tensor, "n t"]:
+    """Whether the pixel of each place is in each part."""
+    edges = torch.tensor([[(p.rows.start, p.columns.start), (p.rows.stop, p.columns.stop)]
+                          for p in parts])  # fmt: skip
+    places = (centres + 0.5).floor()[:, None]
+    return ((edges[:, 0] <= places) & (places < edges[:, 1])).all(dim=2)
+
+
+def take_inventory(
+    found: Sequence[Regions], order: Sequence[int]
+) -> tuple[Int64[Tensor, "h w"], list[tuple[int, int]], list[Bool[Tensor, "n"]]]:
+    """Every nucleus that some leaf shows, once (`count.py` says which is which), of leaves in this
+    order: the nucleus, from 1, of each pixel; of each the leaf and region it came from, and which
+    leaves show it."""
+    is_bright = torch.stack([regions.numbers > 0 for regions in found])
+    owner = torch.zeros(*is_bright.shape[1:], dtype=torch.long)
+    listed: list[tuple[int, int]] = []
+    owned: list[int] = []
+    shown: list[Tensor] = []
+    for leaf in order:
+        for number, box in enumerate(found[leaf].boxes):
+            pixels, size = found[leaf].numbers[box] == number + 1, int(found[leaf].pixels[number])
+            numbers, shares = owner[box][pixels].unique(return_counts=True)
+            overlaps = {n: s for n, s in zip(numbers.tolist(), shares.tolist(), strict=True) if n}
+            is_over = any(2 * share >= owned[n - 1] for n, share in overlaps.items())
+            if is_over or 2 * sum(overlaps.values()) >= size:
+                shown[max(overlaps, key=overlaps.__getitem__) - 1][leaf] = True
+                continue
+            is_own = pixels & (owner[box] == 0)
+            listed.append((leaf, number))
+            owned.append(int(is_own.sum()))
+            shown.append(2 * is_bright[:, *box][:, pixels].sum(dim=1) >= size)
+            owner[box][is_own] = len(listed)
+    return owner, listed, shown
+
+
 def count_block(
-    images: Float[Tensor, "n h w"], block: Block, odds: Odds, threshold: float | int, smallest: int
+    images: Float[Tensor, "n h w"], block: Block, odds: Odds, threshold: float | int
 ) -> Found:
     """The nuclei of a block; `images` are what the leaves show of it and of what is around it."""
     corner = torch.tensor([block.tall.start, block.wide.start])
     core = [Part(block.rows, block.columns, odds.probs)]
-    found = [Regions.of(find_regions(image.double() > threshold, smallest)) for image in images]
-    listing = Listing.of(found, odds.probs.argsort(descending=True, stable=True).tolist())
-    chosen = [found[leaf].centres[number] for leaf, number in listing.regions]
+    found = [Regions.of(image.double() > threshold) for image in images]
+    order = odds.probs.argsort(descending=True, stable=True).tolist()
+    owner, listed, shown_in = take_inventory(found, order)
+    chosen = [found[leaf].centres[number] for leaf, number in listed]
     centres = torch.stack(chosen) + corner if chosen else torch.zeros(0, 2).double()
     is_mine = lies_in(centres, core)[:, 0]
     number = torch.cat([torch.zeros(1).long(), is_mine.cumsum(0) * is_mine])
-    owner = number[listing.owner]
+    owner = number[owner]
     places = owner.nonzero()
-    shown = torch.stack(listing.shown)[is_mine] if chosen else torch.zeros(0, len(found)).bool()
+    shown = torch.stack(shown_in)[is_mine] if chosen else torch.zeros(0, len(found)).bool()
     tiles = owners_of(centres[is_mine], odds.parts)
     probs = [odds.local[tile, leaves].sum() for tile, leaves in zip(tiles, shown, strict=True)]
-    pixels = [int(found[leaf].pixels[region]) for leaf, region in listing.regions]
+    pixels = [int(found[leaf].pixels[region]) for leaf, region in listed]
     mine = [lies_in(regions.centres + corner, core)[:, 0] for regions in found]
     counts = [
         owners_of((regions.centres + corner)[is_in], odds.parts).bincount(minlength=len(odds.parts))

@@ -1,7 +1,7 @@
 r"""Counting nuclei in the answers of a tree: how many, how sure, and which of them are in doubt.
 
 A leaf is a plausible stain. In each of them nuclei are the connected bright regions: pixels above a
-threshold, the same for all leaves, in regions of at least `smallest` pixels. With the leaves'
+threshold, the same for all leaves, in regions of at least `SMALLEST` pixels. With the leaves'
 probabilities $\alpha_l$ and counts $n_l$, the count of the tree and its spread are
 
 $$ \bar n = \sum_l \alpha_l n_l, \qquad s^2 = \sum_l \alpha_l (n_l - \bar n)^2 . $$
@@ -92,7 +92,6 @@ class Count(NamedTuple):
 def count_nuclei(
     tree: Tree,
     threshold: float | int | None = None,
-    smallest: int = SMALLEST,
     parts: Sequence[Part] = (),
     block: int | None = None,
 ) -> Count:
@@ -109,14 +108,14 @@ def count_nuclei(
     if threshold is None:
         threshold = choose_threshold([histogram(image) for image in images])
     found = [
-        count_block(images[:, place.tall, place.wide], place, odds, threshold, smallest)
+        count_block(images[:, place.tall, place.wide], place, odds, threshold)
         for place in blocks_of(size, block)
     ]
     before = itertools.accumulate((len(one.pixels) for one in found), initial=0)
     labels = paint(zip(before, found, strict=False), slice(0, size[0]), slice(0, size[1]))
     owned = labels.flatten().bincount()[1:].tolist()
     owned += [0] * (sum(len(one.pixels) for one in found) - len(owned))
-    return sum_up(found, odds, threshold, smallest, owned, labels)
+    return sum_up(found, odds, threshold, owned, labels)
 
 
 def choose_threshold(histograms: Sequence[Float[Tensor, "bins"]]) -> float:
@@ -125,9 +124,8 @@ def choose_threshold(histograms: Sequence[Float[Tensor, "bins"]]) -> float:
 
 
 def sum_up(
-    found: Iterable[Found], odds: Odds, threshold: float | int, smallest: int,
-    owned: list[int], labels: Any,
-) -> Count:  # fmt: skip
+    found: Iterable[Found], odds: Odds, threshold: float | int, owned: list[int], labels: Any
+) -> Count:
     """The table of all blocks."""
     counts, bright = torch.zeros_like(odds.local), torch.zeros(len(odds.paths)).long()
     nuclei: list[Nucleus] = []
@@ -147,7 +145,7 @@ def sum_up(
             strict=True,
         )
     ]  # fmt: skip
-    return Count(threshold, smallest, len(odds.parts), mean, spread, together, leaves, nuclei,
+    return Count(threshold, SMALLEST, len(odds.parts), mean, spread, together, leaves, nuclei,
                  owned, labels)  # fmt: skip
 
 

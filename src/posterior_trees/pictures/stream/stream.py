@@ -32,7 +32,6 @@ from torch import Tensor
 
 from posterior_trees.errors import InputError
 from posterior_trees.imaging.otsu import histogram
-from posterior_trees.imaging.regions import SMALLEST
 from posterior_trees.imaging.stack import need
 from posterior_trees.imaging.tree_zarr import LABELS, all_nodes
 from posterior_trees.pictures.nuclei.blocks import Found, Odds, count_block, paint
@@ -184,7 +183,7 @@ class Stream(Layout):
     def count(self, index: int) -> Sequence[Path]:
         block = self.blocks[index]
         leaves = self.read(block.tall, block.wide)[-self.raw.leaves :][self.odds.present]
-        found = count_block(leaves, block, self.odds, self.bright, SMALLEST)
+        found = count_block(leaves, block, self.odds, self.bright)
         file = self._found_file(index)
         write_bytes(file, found.to_bytes())
         return [file]
@@ -250,7 +249,7 @@ class Stream(Layout):
         found = (self._found(i) for i in range(len(self.blocks)))
         home = self.part if self.part.is_dir() else self.folder
         labels = need("zarr").open_array(home / LABELS / "0", mode="r")
-        return sum_up(found, self.odds, self.bright, SMALLEST, owned[1:].tolist(), labels)
+        return sum_up(found, self.odds, self.bright, owned[1:].tolist(), labels)
 
     def _nodes_at(self, tile: int, area: Place) -> Float[Tensor, "nodes h w"]:
         """What a tile has at a place of the picture."""
