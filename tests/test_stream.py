@@ -35,11 +35,11 @@ from posterior_trees.networks import Leaves
 from posterior_trees.networks.padding import pad
 from posterior_trees.pictures.nuclei import blocks
 from posterior_trees.pictures.nuclei.count import count_nuclei
-from posterior_trees.pictures.nuclei.table import describe_nuclei
 from posterior_trees.pictures.stream import Stream, run_stream
 from posterior_trees.pictures.stream import run as run_module
 from posterior_trees.pictures.stream.marks import Marks
 from posterior_trees.pictures.stream.run import check_room, estimate
+from posterior_trees.pictures.tables import describe_nuclei
 from posterior_trees.pictures.tiles import predict_tiled
 from posterior_trees.pictures.window import Window
 

@@ -23,14 +23,12 @@ from posterior_trees.imaging.stack import need
 from posterior_trees.imaging.stored import StoredNode, open_tree
 from posterior_trees.imaging.tree_tiff import write_tree_tiff
 from posterior_trees.pictures.answer import Tiling
-from posterior_trees.pictures.formats import write_labels, zarr_name
 from posterior_trees.pictures.nuclei.count import Count
 from posterior_trees.pictures.nuclei.magnification import describe_magnification
-from posterior_trees.pictures.nuclei.table import NUCLEI, nucleus_rows
 from posterior_trees.pictures.reading import Origin, choose_scale, open_plane
-from posterior_trees.pictures.results import MACHINE, Results, Task
+from posterior_trees.pictures.results import MACHINE, Results, Task, write_labels, zarr_name
 from posterior_trees.pictures.stream import Stream, run_stream
-from posterior_trees.pictures.tables import field_row, write_csv
+from posterior_trees.pictures.tables import NUCLEI, field_row, nucleus_rows, write_csv
 from posterior_trees.pictures.tiles import WITHDRAWN, needs_tiles
 from posterior_trees.pictures.work import Made, Work
 from posterior_trees.predictor import Predictor

@@ -1,9 +1,13 @@
 """What `ptrees predict` writes beside the folders of `folder.py`, field by field.
 
-    out/STEM…             what `formats.py` makes of a field
-    out/nuclei.csv        table: a row for each nucleus of all fields
-    out/fields.csv        a row for each field, with the reason where it failed
-    out/job.json          the settings: everything that changes pixels
+    STEM.tree.ome.zarr            zarr: the tree, see `imaging/tree_zarr.py`; fields of a plate lie
+                                  in PLATE.tree.ome.zarr/ROW/COLUMN/FIELD
+    STEM.tree.ome.tif             tiff: a channel for each node, 65535 = 1 or float32
+    STEM.nuclei.tif               labels: the number of each pixel's nucleus, 0 outside
+    STEM.nuclei_probability.tif   … and the probability of that nucleus
+    nuclei.csv                    table: a row for each nucleus of all fields
+    fields.csv                    a row for each field, with the reason where it failed
+    job.json                      the settings: everything that changes pixels
 
 A field is done when its record in `out/.fields` is written, which is last; what is done is not done
 again unless its file or the settings change. Tables grow as fields end, and are put in order at the
@@ -12,29 +16,38 @@ done.
 """
 
 import csv
+import dataclasses
 import json
 import shutil
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from posterior_trees.errors import InputError, StoreError
 from posterior_trees.imaging.fields import Field
 from posterior_trees.imaging.ngff import Frame, write_plate
 from posterior_trees.imaging.stack import need
 from posterior_trees.imaging.stored import Tiles
-from posterior_trees.imaging.tree_zarr import put_in_place
+from posterior_trees.imaging.tree_tiff import write_labels_tiff, write_tree_tiff, write_values_tiff
+from posterior_trees.imaging.tree_zarr import put_in_place, write_tree
 from posterior_trees.lock import hold
 from posterior_trees.pictures.answer import Answer
-from posterior_trees.pictures.formats import write_labels, write_tiff, write_zarr, zarr_name
 from posterior_trees.pictures.nuclei.count import Count, count_nuclei
-from posterior_trees.pictures.nuclei.table import NUCLEI, nucleus_rows
 from posterior_trees.pictures.reading import Origin
 from posterior_trees.pictures.stream.run import refuse_other
-from posterior_trees.pictures.tables import FIELDS, append_csv, field_row, write_csv
+from posterior_trees.pictures.tables import (
+    FIELDS,
+    NUCLEI,
+    append_csv,
+    describe_nuclei,
+    field_row,
+    nucleus_rows,
+    write_csv,
+)
 from posterior_trees.schema import parse_json
 from posterior_trees.store import to_json, write_json
 
@@ -77,31 +90,31 @@ class Outputs(NamedTuple):
         return bool({"labels", "table"} & set(self.words))
 
 
+@dataclasses.dataclass
 class Results:
     """The results of one folder `out`, as fields end. `settings` are everything that changes
     pixels; with `is_mixed` those of `MACHINE` may differ from what was done before. `origin` is
     what else a result should say of how it was made."""
 
-    def __init__(
-        self,
-        out: Path,
-        outputs: Outputs,
-        settings: Mapping[str, Any],
-        *,
-        threshold: float | int | None = None,
-        is_counted: bool = False,
-        is_overwritten: bool = False,
-        is_mixed: bool = False,
-        is_shared: bool = False,
-        origin: Mapping[str, Any] = MappingProxyType({}),
-    ) -> None:
-        self.out, self.outputs, self.threshold = out, outputs, threshold
-        self.is_counted = is_counted or outputs.counts
-        self.settings = json.loads(json.dumps({**settings, **outputs._asdict()}))
-        self.is_overwritten, self.is_tabled = is_overwritten, "table" in outputs.words
-        self.is_mixed, self.is_shared, self.is_new = is_mixed, is_shared, not out.exists()
-        self.origin, self.told = dict(origin), dict(self.settings)
+    out: Path
+    outputs: Outputs
+    settings: Mapping[str, Any]
+    threshold: float | int | None = None
+    is_counted: bool = False
+    is_overwritten: bool = False
+    is_mixed: bool = False
+    is_shared: bool = False
+    origin: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.is_new, self.is_counted = not self.out.exists(), self.is_counted or self.outputs.counts
+        self.settings = json.loads(json.dumps({**self.settings, **self.outputs._asdict()}))
+        self.told = self.settings
         self.last: tuple[Answer, Count] | None = None
+
+    @property
+    def is_tabled(self) -> bool:
+        return "table" in self.outputs.words
 
     def begin(self) -> None:
         """Take up what is there, if it was made with the same settings. Of other settings tables
@@ -157,28 +170,43 @@ class Results:
     ) -> dict[str, Any]:  # fmt: skip
         """Everything of one field in the folder `part`, from there to its place, then its
         record."""
-        (field, name), words, dtype = task, self.outputs.words, self.outputs.dtype
         frame = Frame(origin.pixel_size, origin.shrink)
         count = self.count(made) if self.is_counted else None
+        places = self._write_files(task, part, origin, made, tiles, frame, count)
+        said = made.tree.guarantee.for_page(made.tree) if made.tree.guarantee else {}
+        row = field_row(task.field, "done", seconds, count=count, tiles=max(len(made.parts), 1),
+                        note=made.remarks.get("note", ""), said=said)  # fmt: skip
+        kept = [*nucleus_rows(task.field, count, frame)] if count and self.is_tabled else []
+        facts = {"field": row, "nuclei": kept, "example": example}
+        return self.put(task, part, places, origin, facts)
+
+    def _write_files(
+        self, task: Task, part: Path, origin: Origin, made: Answer, tiles: Tiles, frame: Frame,
+        count: Count | None,
+    ) -> list[str]:  # fmt: skip
+        """Returns their names."""
+        (field, name), (words, dtype, ngff), tree = task, self.outputs, made.tree
         places, provenance = [], self.provenance(task, origin)
         if "zarr" in words:
             places.append(zarr_name(field, name))
             (part / places[0]).parent.mkdir(parents=True, exist_ok=True)
-            write_zarr(part / places[0], made, tiles, field, frame, count,
-                       provenance, dtype=dtype, ngff=self.outputs.ngff,
-                       is_pyramid=not field.plate)  # fmt: skip
+            nuclei = count and describe_nuclei(field, count, frame, count.labels.numpy())
+            write_tree(
+                part / places[0], tree, dtype=dtype, ngff=ngff, frame=frame, tiles=tiles,
+                is_pyramid=not field.plate, local=[part.probs for part in made.parts],
+                provenance=provenance, nuclei=nuclei,
+            )  # fmt: skip
         if "tiff" in words:
+            if tree.shape[0] != 1:
+                raise InputError("--write tiff is for models of one channel")
             places.append(f"{name}.tree.ome.tif")
-            write_tiff(part / places[-1], made, frame, provenance, dtype)
+            nodes = np.concatenate([level[0, :, 0].numpy() for level in tree.images])
+            write_tree_tiff(part / places[-1], nodes, tree.branching, frame, provenance,
+                            is_float=dtype == "float32")  # fmt: skip
         if "labels" in words:
             assert count is not None
             places += write_labels(part, name, count)
-        said = made.tree.guarantee.for_page(made.tree) if made.tree.guarantee else {}
-        row = field_row(field, "done", seconds, count=count, tiles=max(len(made.parts), 1),
-                        note=made.remarks.get("note", ""), said=said)  # fmt: skip
-        kept = [*nucleus_rows(field, count, frame)] if count and self.is_tabled else []
-        return self.put(task, part, places, origin, {"field": row, "nuclei": kept,
-                                                     "example": example})  # fmt: skip
+        return places
 
     def put(
         self, task: Task, part: Path, places: Sequence[str], origin: Origin,
@@ -204,18 +232,23 @@ class Results:
 
     def tell(self, tasks: Sequence[Task]) -> None:
         """The tables of what is known of these."""
-        self._write_table("fields.csv", FIELDS, ([r["field"]] for r in self._recorded(tasks)))
-        if self.is_tabled:
-            self._write_table("nuclei.csv", NUCLEI, map(self._nuclei, self._recorded(tasks)))
+        for name, columns, rows_of in self._tables():
+            records = filter(None, map(self.recorded, tasks))
+            write_csv(self.out / name, columns, map(rows_of, records))
 
     def add(self, record: Mapping[str, Any]) -> None:
         """Rows of one more field; where the disk is full they come at the end, or that fails."""
         if self.is_shared:
             return
         with suppress(OSError):
-            append_csv(self.out / "fields.csv", FIELDS, [record["field"]])
-            if self.is_tabled:
-                append_csv(self.out / "nuclei.csv", NUCLEI, self._nuclei(record))
+            for name, columns, rows_of in self._tables():
+                append_csv(self.out / name, columns, rows_of(record))
+
+    def _tables(self) -> Iterator[tuple[str, Sequence[str], Callable[[Mapping], Iterable]]]:
+        """Names, columns, and which rows of a record they have."""
+        yield "fields.csv", FIELDS, lambda record: [record["field"]]
+        if self.is_tabled:
+            yield "nuclei.csv", NUCLEI, self._nuclei
 
     def finish(self, tasks: Sequence[Task], show: Callable[[], object]) -> None:
         """The tables in order, the metadata of plates, whose fields are all there that will be, and
@@ -245,17 +278,13 @@ class Results:
             with suppress(OSError):  # other people's files
                 self.out.rmdir()
 
-    def _recorded(self, tasks: Sequence[Task]) -> Iterator[dict[str, Any]]:
-        return filter(None, map(self.recorded, tasks))
-
     def _nuclei(self, record: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
         """The rows of a field: in its record, or of a huge one in a file beside that."""
         yield from record["nuclei"]
         if record.get("table"):
-            with (self.out / ".fields" / record["table"]).open(
-                encoding="utf-8", newline=""
-            ) as file:
-                yield from csv.DictReader(file)
+            file = self.out / ".fields" / record["table"]
+            with file.open(encoding="utf-8", newline="") as stream:
+                yield from csv.DictReader(stream)
 
     def _has_done(self) -> bool:
         files = sorted((self.out / ".fields").glob("*.json"))
@@ -264,9 +293,6 @@ class Results:
     def _differs(self, name: str, told: Mapping[str, Any]) -> bool:
         is_free = self.is_mixed and name in MACHINE
         return not is_free and told.get(name) != self.settings.get(name)
-
-    def _write_table(self, name: str, columns: Sequence[str], rows: Any) -> None:
-        write_csv(self.out / name, columns, rows)
 
     def _record(self, task: Task, facts: Mapping[str, Any]) -> dict[str, Any]:
         record = {"path": str(task.field.path), **facts}
@@ -278,3 +304,19 @@ class Results:
 
 def _checksum(record: Mapping[str, Any]) -> int:
     return zlib.crc32(to_json(record).encode())
+
+
+def zarr_name(field: Field, name: str) -> str:
+    """Where the tree of a field lies: in a plate, or by itself."""
+    if not field.plate:
+        return f"{name}.tree.ome.zarr"
+    return "/".join((f"{field.plate}.tree.ome.zarr", *field.path.parts[-3:]))
+
+
+def write_labels(folder: Path, name: str, count: Count) -> list[str]:
+    """Returns the names of the files."""
+    names = [f"{name}.nuclei.tif", f"{name}.nuclei_probability.tif"]
+    write_labels_tiff(folder / names[0], count.labels, len(count.nuclei))
+    probs = [nucleus.probability for nucleus in count.nuclei]
+    write_values_tiff(folder / names[1], count.labels, probs)
+    return names

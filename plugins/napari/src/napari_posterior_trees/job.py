@@ -7,8 +7,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-import numpy as np
-
 from napari_posterior_trees.plane import Seen
 from napari_posterior_trees.reader import is_tree
 from posterior_trees import Tree, TreePredictor, __version__, load
@@ -21,9 +19,9 @@ from posterior_trees.imaging.stored import StoredTree, Tiles, open_tree
 from posterior_trees.imaging.tree_zarr import write_tree
 from posterior_trees.pictures.answer import answer
 from posterior_trees.pictures.nuclei.count import Count, count_nuclei
-from posterior_trees.pictures.nuclei.table import describe_nuclei
 from posterior_trees.pictures.reading import Reading, choose_scale, read
 from posterior_trees.pictures.stream import Stream, run_stream
+from posterior_trees.pictures.tables import describe_nuclei
 from posterior_trees.pictures.tiles import OVERLAP, TILE, Part
 from posterior_trees.pictures.window import Window
 
@@ -184,7 +182,7 @@ def save(
     tiles = Tiles(TILE, OVERLAP, (h, w), (0, 0), (*rows, h), (*columns, w)) if parts else None
     name = folder.name.removesuffix(ENDING)
     nuclei = counted and describe_nuclei(
-        Field(Path(name), name), counted, frame, counted.labels.numpy().astype(np.uint32)
+        Field(Path(name), name), counted, frame, counted.labels.numpy()
     )
     return write_tree(
         folder, tree, dtype=dtype, frame=frame, tiles=tiles, local=[part[2] for part in parts],

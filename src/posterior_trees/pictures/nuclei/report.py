@@ -13,7 +13,6 @@ count_nuclei.csv    the inventory, a row each
 count.png           the root with the inventory: green is in all leaves, orange is not
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from PIL import Image, ImageDraw
 
 from posterior_trees.pictures.nuclei.count import Count, Leaf, Nucleus
-from posterior_trees.pictures.nuclei.table import to_csv
+from posterior_trees.pictures.tables import promised_nuclei, to_csv
 from posterior_trees.store import write_json
 from posterior_trees.tree import Tree
 
@@ -84,19 +83,6 @@ def draw_count(count: Count, tree: Tree) -> Image.Image:
         if not is_sure:
             pen.text((x - 9, y - 6), f"{nucleus.probability:.0%}", fill=colour)
     return picture
-
-
-def promised_nuclei(said: Mapping[str, Any]) -> dict[str, Any]:
-    """How many nuclei the guarantee of a model promises (`Guarantee.for_page`), as columns of a
-    table; empty if it says nothing of nuclei."""
-    if why := said.get("withdrawn"):
-        return {"low": "", "high": "", "promise": f"no promise: {why}"}
-    if "nuclei" not in said.get("intervals", {}):
-        return {}
-    low, high = said["intervals"]["nuclei"]
-    least, most = math.ceil(low - 1e-6), math.floor(high + 1e-6)
-    words = f"{least} to {most} nuclei {said['words']}"
-    return {"low": least, "high": most, "promise": words}
 
 
 def count_table(facts: dict[str, Any], title: str) -> "Table":

@@ -36,10 +36,10 @@ from posterior_trees.imaging.stack import need
 from posterior_trees.imaging.tree_zarr import LABELS, all_nodes
 from posterior_trees.pictures.nuclei.blocks import Found, Odds, count_block, paint
 from posterior_trees.pictures.nuclei.count import Count, choose_threshold, sum_up
-from posterior_trees.pictures.nuclei.table import describe_nuclei
 from posterior_trees.pictures.stream.layout import Layout, Place, common
 from posterior_trees.pictures.stream.marks import Item
 from posterior_trees.pictures.stream.raw import from_json, to_json
+from posterior_trees.pictures.tables import describe_nuclei
 from posterior_trees.pictures.tiles import Tile, match, parts_of
 from posterior_trees.predictor import evaluating
 from posterior_trees.store import write_bytes, write_json
