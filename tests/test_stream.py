@@ -37,7 +37,7 @@ from posterior_trees.pictures.nuclei import blocks
 from posterior_trees.pictures.nuclei.count import count_nuclei
 from posterior_trees.pictures.stream import Stream, run_stream
 from posterior_trees.pictures.stream import run as run_module
-from posterior_trees.pictures.stream.marks import Marks
+from posterior_trees.pictures.stream.disk import Marks
 from posterior_trees.pictures.stream.run import check_room, estimate
 from posterior_trees.pictures.tables import describe_nuclei
 from posterior_trees.pictures.tiles import predict_tiled

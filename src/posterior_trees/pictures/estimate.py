@@ -4,12 +4,11 @@ Bytes are those before compression, and so an upper bound: PNG, zlib and Zarr ta
 """
 
 import math
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from posterior_trees.errors import InputError, PosteriorTreesError, plural
+from posterior_trees.errors import PosteriorTreesError, plural
 from posterior_trees.imaging.fields import Field
 from posterior_trees.imaging.size import scale_size
 from posterior_trees.imaging.source import Source, open_source
@@ -17,12 +16,11 @@ from posterior_trees.pictures.answer import Tiling
 from posterior_trees.pictures.huge import goes_to_disk
 from posterior_trees.pictures.reading import Reading, choose_scale
 from posterior_trees.pictures.results import Outputs
-from posterior_trees.pictures.tiles import OVERLAP, TILE, cut, needs_tiles
+from posterior_trees.pictures.stream.run import ROOM, home_of, refuse_full_disk
+from posterior_trees.pictures.tiles import cut, needs_tiles
 from posterior_trees.predictor import Predictor
 from posterior_trees.tree import level_sizes
 
-ROOM = 1.2
-"""How much more of the disk must be free than is expected to be used."""
 PROCESS = 400_000_000
 """Bytes of a process that has torch and a small network."""
 STREAMED = 800_000_000
@@ -66,7 +64,7 @@ class Batch(NamedTuple):
         tiles = self._tiles(size)
         if "page" not in self.outputs.words and goes_to_disk(self.predictor, size, tiles > 1):
             leaves = math.prod(self.predictor.branching) * self.predictor.channels
-            raw = tiles * 4 * leaves * (self.tiling.tile or TILE) ** 2
+            raw = tiles * 4 * leaves * self.tiling.sizes[0] ** 2
             return Estimate(tiles, result, result + raw, STREAMED)
         memory = PROCESS + 4 * (have[0] * have[1] + 2 * nodes * pixels)
         return Estimate(tiles, result, result, memory)
@@ -82,9 +80,8 @@ class Batch(NamedTuple):
     def _tiles(self, size: tuple[int, int]) -> int:
         if not needs_tiles(self.predictor, size, self.tiling.tile):
             return 1
-        step, tile = self.predictor.multiple, self.tiling.tile or TILE
-        overlap = min(OVERLAP, tile // 2) if self.tiling.overlap is None else self.tiling.overlap
-        sides = [-(-side // step) * step for side in (*size, tile, overlap)]
+        step = self.predictor.multiple
+        sides = [-(-side // step) * step for side in (*size, *self.tiling.sizes)]
         return len(list(cut(sides[:2], *sides[2:], step)))
 
     def sum_up(self, fields: Sequence[Field], workers: int) -> tuple[Estimate, list[str]]:
@@ -105,13 +102,7 @@ class Batch(NamedTuple):
     def refuse_full_disk(self, fields: Sequence[Field], out: Path, workers: int) -> None:
         """Before anything is begun."""
         total, _ = self.sum_up(fields, workers)
-        need = ROOM * (total.scratch + total.result)
-        home = next(place for place in (out, *out.absolute().parents) if place.exists())
-        if (free := shutil.disk_usage(home).free) < need:
-            raise InputError(
-                f"scratch and result need {need / 1e9:.1f} GB, {home} has {free / 1e9:.1f} GB "
-                "free: --work, --dtype uint8, or fewer fields"
-            )
+        refuse_full_disk(home_of(out), ROOM * (total.scratch + total.result))
 
     def describe(self, fields: Sequence[Field], workers: int) -> str:
         """What `--dry-run` prints."""

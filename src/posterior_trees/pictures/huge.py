@@ -10,8 +10,6 @@ from contextlib import suppress
 from pathlib import Path
 
 import torch
-from jaxtyping import Float32
-from torch import Tensor
 
 from posterior_trees.engine import Engine
 from posterior_trees.errors import InputError, PosteriorTreesError
@@ -20,7 +18,7 @@ from posterior_trees.imaging.regions import SIDE
 from posterior_trees.imaging.size import block_means, block_of, scale_size
 from posterior_trees.imaging.source import Source, open_source
 from posterior_trees.imaging.stack import need
-from posterior_trees.imaging.stored import StoredNode, open_tree
+from posterior_trees.imaging.stored import open_tree
 from posterior_trees.imaging.tree_tiff import write_tree_tiff
 from posterior_trees.pictures.answer import Tiling
 from posterior_trees.pictures.nuclei.count import Count
@@ -68,8 +66,9 @@ def stream_field(
     run_stream(stream, engine, work.out, watch=watch,
                free=MACHINE if results.is_mixed else ())  # fmt: skip
     count = stream.counted() if stream.is_counted else None
-    root = _middle(open_tree(stream.folder).node())
-    tree = Tree([root[None, None, None]], [torch.zeros(1, 1)], ())
+    node = open_tree(stream.folder).node()
+    root = node[_middle(node.shape)][None, None, None]
+    tree = Tree([root], [torch.zeros(1, 1)], ())
     notes.append(describe_magnification(tree, work.predictor, 1 / stream.block))
     note = ". ".join(filter(None, (*notes, work.remark)))
     part = work.place / task.name
@@ -126,11 +125,8 @@ def make_stream(work: Work, results: Results, task: Task) -> tuple[Stream, Origi
 def doubt(stream: Stream) -> str:
     """Why the picture may not be what the model was trained on, by its middle."""
     predictor: Predictor = stream.predictor
-    source = stream.window.source
-    h, w = (stream.block * side for side in stream.window.shape)
-    top, left = (max(0, (side - SIDE) // 2) for side in (h, w))
-    middle = source.read_stored(slice(top, min(top + SIDE, h)), slice(left, min(left + SIDE, w)))
-    stored = block_means(middle, stream.block)
+    middle = _middle([stream.block * side for side in stream.window.shape])
+    stored = block_means(stream.window.source.read_stored(*middle), stream.block)
     return describe_misfit(stored, stream.adjustment, predictor, lambda pixels:
                            predictor.measurement.observe(pixels.to(predictor.device)))  # fmt: skip
 
@@ -158,7 +154,7 @@ def _open(work: Work, task: Task) -> Source:
     return plane or open_source(task.field.path, **work.reading.plane._asdict())
 
 
-def _middle(node: StoredNode) -> Float32[Tensor, "h w"]:
-    h, w = node.shape
-    top, left = (max(0, (side - SIDE) // 2) for side in (h, w))
-    return node[top : top + SIDE, left : left + SIDE]
+def _middle(size: Sequence[int]) -> tuple[slice, slice]:
+    rows, columns = (slice(top, min(top + SIDE, side)) for side in size
+                     for top in [max(0, (side - SIDE) // 2)])  # fmt: skip
+    return rows, columns

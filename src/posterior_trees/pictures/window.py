@@ -56,11 +56,9 @@ class Window(NamedTuple):
     def _places(self, axis: int, part: slice) -> np.ndarray:
         """Which row or column of the picture each of the padded picture's is; -1: none, zero."""
         side, first = self.shape[axis], self.offset[axis]
-        places = np.arange(part.start - first, part.stop - first)
+        places, edges = np.arange(side), (first, self.padded[axis] - side - first)
         if self.padding == "zeros":
-            return np.where((places < 0) | (places >= side), -1, places)
-        sides = list(zip(self.padded, self.shape, strict=True))
-        if all(p - s - (p - s) // 2 < s for p, s in sides):
-            places = np.abs(places)
-            return np.where(places >= side, 2 * side - 2 - places, places)
-        return places.clip(0, side - 1)
+            return np.pad(places, edges, constant_values=-1)[part]
+        sides = zip(self.padded, self.shape, strict=True)
+        is_mirrored = all(p - s - (p - s) // 2 < s for p, s in sides)
+        return np.pad(places, edges, mode="reflect" if is_mirrored else "edge")[part]

@@ -13,8 +13,7 @@ from posterior_trees.imaging.source import Plane, open_source
 from posterior_trees.imaging.stored import Tiles
 from posterior_trees.imaging.tree_zarr import TreeWriter
 from posterior_trees.pictures.nuclei.blocks import Block, blocks_of
-from posterior_trees.pictures.stream.marks import Marks
-from posterior_trees.pictures.stream.raw import RawTiles
+from posterior_trees.pictures.stream.disk import Marks, RawTiles
 from posterior_trees.pictures.tiles import (
     Tile,
     cut,

@@ -93,16 +93,25 @@ def check_room(layout: Layout) -> None:
     """Refuse what the disks cannot hold beside what is there already."""
     needs: dict[int, tuple[Path, float]] = {}
     for place, size in zip((layout.work, layout.part), estimate(layout), strict=True):
-        home = next(p for p in (place, *place.absolute().parents) if p.exists())
+        home = home_of(place)
         here = sum(file.stat().st_size for file in place.rglob("*") if file.is_file())
         device = home.stat().st_dev
         needs[device] = home, needs.get(device, (home, 0.0))[1] + max(ROOM * size - here, 0)
     for home, size in needs.values():
-        if (free := shutil.disk_usage(home).free) < size:
-            raise InputError(
-                f"scratch and result need {size / 1e9:.1f} GB, {home} has {free / 1e9:.1f} GB "
-                "free: --work, --dtype uint8, or fewer fields"
-            )
+        refuse_full_disk(home, size)
+
+
+def home_of(place: Path) -> Path:
+    """The folder that is there already, of a place and those that hold it."""
+    return next(p for p in (place, *place.absolute().parents) if p.exists())
+
+
+def refuse_full_disk(home: Path, size: float) -> None:
+    if (free := shutil.disk_usage(home).free) < size:
+        raise InputError(
+            f"scratch and result need {size / 1e9:.1f} GB, {home} has {free / 1e9:.1f} GB "
+            "free: --work, --dtype uint8, or fewer fields"
+        )
 
 
 def _read_job(file: Path) -> dict[str, Any] | None:

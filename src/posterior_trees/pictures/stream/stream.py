@@ -36,9 +36,8 @@ from posterior_trees.imaging.stack import need
 from posterior_trees.imaging.tree_zarr import LABELS, all_nodes
 from posterior_trees.pictures.nuclei.blocks import Found, Odds, count_block, paint
 from posterior_trees.pictures.nuclei.count import Count, choose_threshold, sum_up
+from posterior_trees.pictures.stream.disk import Item, from_json
 from posterior_trees.pictures.stream.layout import Layout, Place, common
-from posterior_trees.pictures.stream.marks import Item
-from posterior_trees.pictures.stream.raw import from_json, to_json
 from posterior_trees.pictures.tables import describe_nuclei
 from posterior_trees.pictures.tiles import Tile, match, parts_of
 from posterior_trees.predictor import evaluating
@@ -145,7 +144,7 @@ class Stream(Layout):
             for total, level, nodes in zip(totals, probs, order, strict=True):
                 total += area * level[:, nodes]
             local.append(probs[-1][0, order[-1]].tolist())
-        logs = [to_json((t / t.sum(dim=1, keepdim=True)).log()[0]) for t in totals]
+        logs = [(total / total.sum(dim=1, keepdim=True)).log()[0].tolist() for total in totals]
         file = self.work / "order.json"
         write_json(file, {"numbering": numbering, "log_probs": logs, "local": local})
         return [file]
@@ -256,7 +255,7 @@ class Stream(Layout):
         (place, part) = self.places[tile]
         inside = [slice(a.start - at.start + p.start, a.stop - at.start + p.start)
                   for a, at, p in zip(area, place[:2], part, strict=True)]  # fmt: skip
-        return self.raw.nodes(tile, inside)
+        return torch.cat(self.raw.tree(tile, inside).images, dim=1)[0, :, 0]
 
     def _found_file(self, index: int) -> Path:
         return self.work / "found" / f"{index}.npz"

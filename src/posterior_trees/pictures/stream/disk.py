@@ -1,4 +1,5 @@
-"""What a network gave for each tile, on disk until nobody needs it any more."""
+"""What the steps of a picture leave on disk: marks of what is done, and of each tile what a network
+gave, until nobody needs it any more."""
 
 import json
 from collections.abc import Sequence
@@ -6,13 +7,36 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from jaxtyping import Float
-from torch import Tensor
 
 from posterior_trees.errors import StoreError
 from posterior_trees.pictures.tiles import Tile
-from posterior_trees.store import write_bytes
+from posterior_trees.schema import parse_json
+from posterior_trees.store import write_bytes, write_json
 from posterior_trees.tree import Tree, grow, level_sizes
+
+Item = tuple[int, ...]
+
+
+class Marks:
+    """Which items of which steps are done: a file for each, written after what it vouches for, with
+    the files that were written and their sizes: it is not believed without them."""
+
+    def __init__(self, work: Path) -> None:
+        self.work = work
+
+    def file(self, step: str, item: Item) -> Path:
+        return self.work / "done" / "_".join(map(str, (step, *item)))
+
+    def set(self, step: str, item: Item, files: Sequence[Path] = ()) -> None:
+        sizes = {str(file.relative_to(self.work)): file.stat().st_size for file in files}
+        write_json(self.file(step, item), sizes)
+
+    def has(self, step: str, item: Item) -> bool:
+        try:
+            sizes = parse_json(self.file(step, item).read_text("utf-8"), dict[str, int], "a mark")
+            return all((self.work / n).stat().st_size == size for n, size in sizes.items())
+        except (OSError, ValueError):
+            return False
 
 
 class RawTiles:
@@ -33,7 +57,7 @@ class RawTiles:
     def write(self, index: int, tree: Tree) -> list[Path]:
         leaves, logs = self.files(index)
         write_bytes(leaves, tree.leaves[0, :, 0].numpy().astype(np.float32).tobytes())
-        write_bytes(logs, json.dumps(to_json(tree.log_probs[-1][0])).encode())
+        write_json(logs, tree.log_probs[-1][0].tolist())
         return [leaves, logs]
 
     def tree(self, index: int, parts: Sequence[slice]) -> Tree:
@@ -49,19 +73,11 @@ class RawTiles:
         images = torch.from_numpy(np.array(stored[:, parts[0], parts[1]]))[None, :, None]
         return grow(images, log_probs, self.branching)
 
-    def nodes(self, index: int, parts: Sequence[slice]) -> Float[Tensor, "nodes h w"]:
-        """All nodes of a part of a tile, root first."""
-        return torch.cat(self.tree(index, parts).images, dim=1)[0, :, 0]
-
     def drop(self, index: int) -> None:
         for file in self.files(index):
             file.unlink(missing_ok=True)
 
 
-def to_json(logs: Float[Tensor, "n"]) -> list[float | None]:
-    """Log-probabilities, of which JSON has no infinity."""
-    return [None if np.isneginf(value) else value for value in logs.tolist()]
-
-
 def from_json(logs: Sequence[float | None]) -> list[float]:
+    """Log-probabilities, of which JSON has no infinity (`write_json`)."""
     return [-np.inf if value is None else value for value in logs]
