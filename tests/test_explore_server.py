@@ -38,11 +38,11 @@ from posterior_trees.models.checkpoint import save_model
 from posterior_trees.networks.head import Leaves
 from posterior_trees.pictures.reading import Reading
 from posterior_trees.serve.ask import Limits
-from posterior_trees.serve.guard import allowed_hosts
+from posterior_trees.serve.guard import RefusedError, allowed_hosts
 from posterior_trees.serve.listen import listen, serve
 from posterior_trees.serve.server import make_app
 from posterior_trees.serve.start import describe_start
-from posterior_trees.serve.worker import FullError, Worker
+from posterior_trees.serve.worker import Worker
 
 HOME = "http://127.0.0.1:8765"
 HOLE = Inpaint.box((0, 4), (0, 7), (8, 8))
@@ -595,6 +595,7 @@ def test_a_server_on_all_interfaces_answers_to_addresses_but_not_to_foreign_name
     assert get(app, "/", headers={"host": "192.168.1.7:8765"}).status_code == 200
     assert get(app, "/", headers={"host": "evil.example"}).status_code == 403
     assert allowed_hosts("lab.example") == {"lab.example"}
+    assert socket.gethostname().lower() in allowed_hosts(socket.gethostname())
 
 
 # ---- load -----------------------------------------------------------------------------------
@@ -633,7 +634,7 @@ def test_a_place_in_the_queue_is_given_back_after_an_error() -> None:
             async with worker.place():
                 await worker.run(lambda: 1 // 0)
         async with worker.place():
-            with pytest.raises(FullError, match="1 pictures are waiting"):
+            with pytest.raises(RefusedError, match="1 pictures are waiting"):
                 async with worker.place():
                     pass
         assert worker.taken == 0

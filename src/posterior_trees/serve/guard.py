@@ -5,11 +5,11 @@ that resolves to 127.0.0.1), and so are requests that another site's page sends 
 `Sec-Fetch-Site`). Every refusal is `{"error": "…"}` with words that a person can use.
 """
 
-import ipaddress
 import socket
 from collections.abc import Mapping
+from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from posterior_trees.errors import PosteriorTreesError
 
@@ -21,7 +21,7 @@ class RefusedError(PosteriorTreesError):
 
     def __init__(self, status: int, reason: str) -> None:
         super().__init__(reason)
-        self.status, self.reason = status, reason
+        self.status = status
 
 
 class Guard:
@@ -40,14 +40,13 @@ class Guard:
         await self.app(scope, receive, send)
 
     def objection(self, headers: Mapping[str, str]) -> str:
-        host = headers.get("host", "")
-        name = _host_name(host)
-        if name not in self.hosts if self.hosts is not None else not _is_address(name):
+        host, origin = headers.get("host", ""), headers.get("origin")
+        name = (_split(f"//{host}").hostname or "").lower()
+        is_known = name in ("localhost", socket.gethostname().lower()) or _address(name) is not None
+        if not (is_known if self.hosts is None else name in self.hosts):
             return f"this explorer does not answer to the name {name!r}: use its own address"
-        origin = headers.get("origin")
-        if origin is not None and _place(origin) != host:
-            return "another site's page sent this request, which the explorer refuses"
-        if headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
+        is_foreign = origin is not None and _split(origin).netloc != host
+        if is_foreign or headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
             return "another site's page sent this request, which the explorer refuses"
         return ""
 
@@ -57,38 +56,24 @@ def allowed_hosts(host: str) -> frozenset[str] | None:
     and to this machine's name, because only names can be made to point here by others."""
     if host in ("0.0.0.0", "::", ""):
         return None
-    return frozenset({*LOOPBACK, host.lower()} if _is_loopback(host) else {host.lower()})
+    host, address = host.lower(), _address(host)
+    is_loopback = host == "localhost" or (address is not None and address.is_loopback)
+    return frozenset({*LOOPBACK, host} if is_loopback else {host})
 
 
-def _is_loopback(host: str) -> bool:
-    return host.lower() == "localhost" or (
-        _is_address(host) and ipaddress.ip_address(host).is_loopback
-    )
-
-
-def _is_address(name: str) -> bool:
-    if name in ("localhost", socket.gethostname().lower()):
-        return True
+def _address(name: str) -> IPv4Address | IPv6Address | None:
     try:
-        ipaddress.ip_address(name)
+        return ip_address(name)
     except ValueError:
-        return False
-    return True
+        return None
 
 
-def _host_name(host: str) -> str:
+def _split(address: str) -> SplitResult:
+    """The parts of an address; of what is none they are empty."""
     try:
-        return (urlsplit(f"//{host}").hostname or "").lower()
+        return urlsplit(address)
     except ValueError:
-        return ""
-
-
-def _place(origin: str) -> str:
-    """Host and port of an origin; nothing where it is no address."""
-    try:
-        return urlsplit(origin).netloc
-    except ValueError:
-        return ""
+        return urlsplit("")
 
 
 def _with_headers(send: Any) -> Any:

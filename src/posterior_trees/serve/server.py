@@ -35,7 +35,7 @@ from posterior_trees.serve.body import Arrivals, read_body
 from posterior_trees.serve.growths import Growths
 from posterior_trees.serve.guard import Guard, RefusedError, allowed_hosts, refusal
 from posterior_trees.serve.hole import describe_paper
-from posterior_trees.serve.worker import FullError, Worker
+from posterior_trees.serve.worker import Worker
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -160,9 +160,7 @@ class Explorer:
         except asyncio.CancelledError:
             return refusal(503, "the explorer was stopped")
         except RefusedError as error:
-            return refusal(error.status, error.reason, AGAIN if error.status == 503 else None)
-        except FullError as error:
-            return refusal(503, str(error), AGAIN)
+            return refusal(error.status, str(error), AGAIN if error.status == 503 else None)
         except Exception as error:
             if not (words := words_for(error)):
                 raise

@@ -11,11 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import Any
 
-from posterior_trees.errors import InputError, PosteriorTreesError
-
-
-class FullError(PosteriorTreesError):
-    """All places of the queue are taken."""
+from posterior_trees.errors import InputError
+from posterior_trees.serve.guard import RefusedError
 
 
 class Worker:
@@ -32,9 +29,8 @@ class Worker:
     async def place(self) -> AsyncGenerator[None]:
         """Wait for one's turn, and have it."""
         if self.taken >= self.room:
-            raise FullError(
-                f"{self.taken} pictures are waiting, which is the limit: try again in a moment"
-            )
+            words = f"{self.taken} pictures are waiting, which is the limit: try again in a moment"
+            raise RefusedError(503, words)
         self.taken += 1
         try:
             async with self._turn:
