@@ -64,7 +64,12 @@ class Growths:
         self.kept.move_to_end(asked["token"])
         region, split = asked.get("region"), asked.get("split")
         with evaluating(self.predictor):
-            growth = self._begin(made, region, growths)
+            if (key := str(region)) not in growths:
+                where = read_region(region, made.tree.shape[-2:])
+                growths[key] = self.predictor.begin(made.y.to(self.predictor.device), where)
+                while len(growths) > REGIONS:
+                    growths.popitem(last=False)
+            growth = growths[key]
             growth.fold(())
             if split is None:
                 worth = 2.0 ** -abs(asked.get("worth") or 0.0)
@@ -74,16 +79,6 @@ class Growths:
         tree = describe_growth(growth, made.x, self.measures)
         tree["grown"] |= {"region": region, "note": self._note(growth)}
         return tree
-
-    def _begin(self, made: Answer, region: Any, growths: OrderedDict) -> Growth:
-        assert self.predictor is not None
-        key = str(region)
-        if key not in growths:
-            y, where = made.y.to(self.predictor.device), read_region(region, made.tree.shape[-2:])
-            growths[key] = self.predictor.begin(y, where)
-            while len(growths) > REGIONS:
-                growths.popitem(last=False)
-        return growths[key]
 
     def _split(self, growth: Growth, split: Sequence[Sequence[int]]) -> None:
         """Level by level, each in one batch."""

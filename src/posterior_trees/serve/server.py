@@ -20,8 +20,9 @@ does the work. Every refusal, also of an unknown path, is `{"error": "…"}`.
 
 import asyncio
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from posterior_trees.errors import need, words_for
@@ -71,7 +72,7 @@ def make_app(
     server = describe_server(predictor, limits, reading or Reading())
     first = frame | {"examples": list(examples), "server": server}
     growths = growths or Growths(predictor, measures)
-    explorer = Explorer(predictor, frame, first, measures, limits, growths, Worker(room))
+    explorer = Explorer(predictor, measures, limits, growths, Worker(room))
 
     @asynccontextmanager
     async def lifespan(_):
@@ -85,46 +86,41 @@ def make_app(
     app.add_exception_handler(404, explorer.unknown)
     app.add_exception_handler(405, explorer.unknown)
     app.add_exception_handler(500, explorer.failed)
-    app.add_route("/", explorer.index, methods=["GET"])
-    app.add_route("/blank.html", explorer.blank, methods=["GET"])
-    app.add_route("/static/{file}", explorer.asset, methods=["GET"])
+    for path, page in fixed_pages(frame, first).items():
+        app.add_route(path, always(page), methods=["GET"])
     app.add_route("/api/predict", explorer.predict, methods=["POST"])
     app.add_route("/api/grow", explorer.grow, methods=["POST"])
     return app
 
 
+def fixed_pages(frame: dict, first: dict) -> dict[str, Any]:
+    """What is answered at each path, whoever asks."""
+    from fastapi.responses import HTMLResponse, Response
+
+    pages = {"/": HTMLResponse(served_page(first)), "/blank.html": HTMLResponse(inline_page(frame))}
+    for file in SERVED:
+        kind = TYPES[file[file.rindex(".") :]]
+        pages[f"/static/{file}"] = Response(static(file), media_type=kind)
+    return pages | {"/static/{file}": refusal(404, "there is no such file")}
+
+
+def always(response: Any) -> Callable[[Any], Awaitable[Any]]:
+    async def answer(_: Any) -> Any:
+        return response
+
+    return answer
+
+
+@dataclass
 class Explorer:
     """The answers to the requests; each method takes a request and gives a response."""
 
-    def __init__(
-        self,
-        predictor: Predictor,
-        frame: dict,
-        first: dict,
-        measures: Mapping[str, Measure] | None,
-        limits: Limits,
-        growths: Growths,
-        worker: Worker,
-    ) -> None:
-        from fastapi.responses import HTMLResponse, Response
-
-        self.predictor, self.measures = predictor, measures
-        self.limits, self.growths = limits, growths
-        self.worker, self.arrivals = worker, Arrivals()
-        self.page, self.empty = HTMLResponse(served_page(first)), HTMLResponse(inline_page(frame))
-        self.files = {
-            file: Response(static(file), media_type=TYPES[file[file.rindex(".") :]])
-            for file in SERVED
-        }
-
-    async def index(self, _: Any) -> Any:
-        return self.page
-
-    async def blank(self, _: Any) -> Any:
-        return self.empty
-
-    async def asset(self, request: Any) -> Any:
-        return self.files.get(request.path_params["file"]) or refusal(404, "there is no such file")
+    predictor: Predictor
+    measures: Mapping[str, Measure] | None
+    limits: Limits
+    growths: Growths
+    worker: Worker
+    arrivals: Arrivals = field(default_factory=Arrivals)
 
     async def unknown(self, request: Any, error: Any) -> Any:
         path, method = request.url.path[:MAX_NAME], request.method
