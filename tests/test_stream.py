@@ -38,10 +38,10 @@ from posterior_trees.pictures.nuclei.count import count_nuclei
 from posterior_trees.pictures.stream import Stream, run_stream
 from posterior_trees.pictures.stream import run as run_module
 from posterior_trees.pictures.stream.disk import Marks
+from posterior_trees.pictures.stream.layout import Window
 from posterior_trees.pictures.stream.run import check_room, estimate
 from posterior_trees.pictures.tables import describe_nuclei
 from posterior_trees.pictures.tiles import predict_tiled
-from posterior_trees.pictures.window import Window
 
 ALL = slice(None)
 ACTIN = Plane(channel="Actin")

@@ -78,11 +78,10 @@ def _to_unit(values: Tensor, predictor: Predictor) -> Tensor:
     if not values.is_floating_point():
         raise InputError(f"the pixels are {values.dtype}; give uint8, uint16 or float in [0, 1]")
     values = values.detach().float()
-    bad = int(values.numel() - values.isfinite().sum())
-    if bad:
-        total = values.numel()
+    if bad := int(values.numel() - values.isfinite().sum()):
         raise InputError(
-            f"{bad} of {total} pixels are NaN or infinite; replace them by numbers in [0, 1]"
+            f"{bad} of {values.numel()} pixels are NaN or infinite; replace them by numbers in "
+            "[0, 1]"
         )
     noise = 8 * float(predictor.measurement.noise)
     low, high = values.min().item(), values.max().item()

@@ -10,11 +10,10 @@ from typing import NamedTuple
 
 from posterior_trees.errors import PosteriorTreesError, plural
 from posterior_trees.imaging.fields import Field
-from posterior_trees.imaging.size import scale_size
-from posterior_trees.imaging.source import Source, open_source
+from posterior_trees.imaging.source import open_source
 from posterior_trees.pictures.answer import Tiling
 from posterior_trees.pictures.huge import goes_to_disk
-from posterior_trees.pictures.reading import Reading, choose_scale
+from posterior_trees.pictures.reading import Reading, scaled_size
 from posterior_trees.pictures.results import Outputs
 from posterior_trees.pictures.stream.run import ROOM, home_of, refuse_full_disk
 from posterior_trees.pictures.tiles import cut, needs_tiles
@@ -50,7 +49,8 @@ class Batch(NamedTuple):
     def estimate(self, field: Field) -> Estimate:
         """By the size of the picture; its pixels are not read."""
         with open_source(field.path, **self.reading.plane._asdict()) as source:
-            size, have = self._size(source, str(field.path)), source.shape
+            fixed, have = self.predictor.measurement.size or (), source.shape
+            size = fixed if len(fixed) == 2 else scaled_size(source, self.reading, self.predictor)
         nodes = sum(level_sizes(self.predictor.branching)) * self.predictor.channels
         pixels, depth = size[0] * size[1], DEPTH[self.outputs.dtype]
         of_word = {
@@ -69,15 +69,7 @@ class Batch(NamedTuple):
         memory = PROCESS + 4 * (have[0] * have[1] + 2 * nodes * pixels)
         return Estimate(tiles, result, result, memory)
 
-    def _size(self, source: Source, name: str) -> tuple[int, int]:
-        """Of the picture that is predicted."""
-        if (fixed := self.predictor.measurement.size) and len(fixed) == 2:
-            return fixed[0], fixed[1]
-        scale = choose_scale(self.reading, source, self.predictor)
-        h, w = source.shape if scale == 1 else scale_size(source.shape, scale, name)
-        return h, w
-
-    def _tiles(self, size: tuple[int, int]) -> int:
+    def _tiles(self, size: Sequence[int]) -> int:
         if not needs_tiles(self.predictor, size, self.tiling.tile):
             return 1
         step = self.predictor.multiple

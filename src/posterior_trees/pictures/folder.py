@@ -28,6 +28,7 @@ from posterior_trees.explore.content import SIDE
 from posterior_trees.explore.export import frame_content, inline_page
 from posterior_trees.figure import save_figure
 from posterior_trees.imaging.size import shrink
+from posterior_trees.imaging.stored import name_of
 from posterior_trees.models.card import describe_model
 from posterior_trees.pictures.answer import Answer
 from posterior_trees.predictor import Predictor
@@ -83,8 +84,7 @@ def _write_nodes(folder: Path, tree: Tree) -> list[dict]:
     for level, probs in enumerate(tree.probs):
         absent = tree.is_absent(level)[0].tolist()
         for node, path in enumerate(tree.paths(level)):
-            name = ".".join(map(str, path)) or "root"
-            image = None if absent[node] else f"node_{name}.png"
+            image = None if absent[node] else f"node_{name_of(path)}.png"
             if image:
                 _save_png(tree.images[level][0, node], folder / image)
             probability = probs[0, node].item()

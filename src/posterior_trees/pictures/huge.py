@@ -15,16 +15,15 @@ from posterior_trees.engine import Engine
 from posterior_trees.errors import InputError, PosteriorTreesError
 from posterior_trees.imaging.adjust import describe_misfit
 from posterior_trees.imaging.regions import SIDE
-from posterior_trees.imaging.size import block_means, block_of, scale_size
+from posterior_trees.imaging.size import block_means, block_of
 from posterior_trees.imaging.source import Source, open_source
 from posterior_trees.imaging.stack import need
 from posterior_trees.imaging.stored import open_tree
 from posterior_trees.imaging.tree_tiff import write_tree_tiff
-from posterior_trees.pictures.answer import Tiling
 from posterior_trees.pictures.nuclei.count import Count
 from posterior_trees.pictures.nuclei.magnification import describe_magnification
-from posterior_trees.pictures.reading import Origin, choose_scale, open_plane
-from posterior_trees.pictures.results import MACHINE, Results, Task, write_labels, zarr_name
+from posterior_trees.pictures.reading import Origin, choose_scale, open_plane, scaled_size
+from posterior_trees.pictures.results import Results, Task, write_labels, zarr_name
 from posterior_trees.pictures.stream import Stream, run_stream
 from posterior_trees.pictures.tables import NUCLEI, field_row, nucleus_rows, write_csv
 from posterior_trees.pictures.tiles import WITHDRAWN, needs_tiles
@@ -38,13 +37,12 @@ LIMIT = 2**30
 
 def is_huge(work: Work, task: Task) -> bool:
     """By its size alone, so that every computer decides alike."""
-    tile = (work.tiling or Tiling()).tile
     if work.results is None or work.has_page:
         return False
     with suppress(PosteriorTreesError, OSError), _open(work, task) as source:  # told by `read`
-        scale = choose_scale(work.reading, source, work.predictor)
-        size = source.shape if scale == 1 else scale_size(source.shape, scale, source.name)
-        return goes_to_disk(work.predictor, size, needs_tiles(work.predictor, size, tile))
+        size = scaled_size(source, work.reading, work.predictor)
+        is_cut = needs_tiles(work.predictor, size, work.tiling.tile)
+        return goes_to_disk(work.predictor, size, is_cut)
     return False
 
 
@@ -63,8 +61,7 @@ def stream_field(
     if results.is_overwritten:
         shutil.rmtree(stream.work, ignore_errors=True)
     notes = [doubt(stream)]
-    run_stream(stream, engine, work.out, watch=watch,
-               free=MACHINE if results.is_mixed else ())  # fmt: skip
+    run_stream(stream, engine, work.out, watch=watch, free=results.free)
     count = stream.counted() if stream.is_counted else None
     node = open_tree(stream.folder).node()
     root = node[_middle(node.shape)][None, None, None]
@@ -110,10 +107,9 @@ def make_stream(work: Work, results: Results, task: Task) -> tuple[Stream, Origi
         origin = Origin(pixel, block, source.stack.stamp, source.channels[source.channel])
     scratch = scratch_of(work, task)
     folder = work.out / zarr_name(task.field, task.name)
-    tile, overlap = (work.tiling or Tiling()).sizes
     stream = Stream(
         work.make_predictor, task.field, folder if "zarr" in outputs.words else scratch / "tree",
-        scratch, reading.plane, reading.adjustment, block, tile, overlap, outputs.dtype,
+        scratch, reading.plane, reading.adjustment, block, *work.tiling.sizes, outputs.dtype,
         outputs.ngff, results.provenance(task, origin), results.is_counted, results.threshold,
         "tiff" in outputs.words and outputs.dtype == "uint8", work.keeps_tiles,
         not task.field.plate,

@@ -48,7 +48,10 @@ def even_light(stored: Stored, what: str, name: str) -> Float[Tensor, "h2 w2"]:
     low, high = values.min().item(), values.max().item()
     if low == high:
         raise DataError(f"{name} is blank: all its pixels are {low:g}. Give one with {what}")
-    grey = shrink_grey((values - low) / (high - low))
+    grey = (values - low) / (high - low)
+    if (zoom := LARGEST / max(grey.shape)) < 1:
+        size = [max(1, round(length * zoom)) for length in grey.shape]
+        grey = torch.from_numpy(resize(grey, size)).double()
     return grey - fit_surface(grey, torch.ones_like(grey, dtype=torch.bool), degree=2)
 
 
@@ -154,14 +157,6 @@ def thicken(digit: Float[Tensor, "h w"], margin: int) -> Float[Tensor, "h w"]:
         padding = tuple(side // 2 for side in size)
         digit = F.max_pool2d(digit[None], size, stride=1, padding=padding)[0]
     return digit
-
-
-def shrink_grey(grey: Float[Tensor, "h w"]) -> Float[Tensor, "h2 w2"]:
-    zoom = LARGEST / max(grey.shape)
-    if zoom >= 1:
-        return grey
-    size = [max(1, round(length * zoom)) for length in grey.shape]
-    return torch.from_numpy(resize(grey, size)).double()
 
 
 def resize(

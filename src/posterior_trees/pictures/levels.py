@@ -7,6 +7,7 @@ Values of 8 and 16 bits are counted exactly, others as if they had twelve binary
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -39,16 +40,11 @@ class Tally(NamedTuple):
         return float(self.values[np.searchsorted(total, share * total[-1])])
 
 
-class Tallying(NamedTuple):
-    """The tally of a field, by any process."""
-
-    plane: Plane
-
-    def __call__(self, field: Field) -> Tally:
-        with open_source(field.path, **self.plane._asdict()) as source:
-            strips = (slice(at, at + STRIP) for at in range(0, source.shape[0], STRIP))
-            parts = [_tally(source.read_stored(rows, slice(None))) for rows in strips]
-        return Tally.sum_of(parts)
+def tally_field(plane: Plane, field: Field) -> Tally:
+    """By any process."""
+    with open_source(field.path, **plane._asdict()) as source:
+        strips = (slice(at, at + STRIP) for at in range(0, source.shape[0], STRIP))
+        return Tally.sum_of([_tally(source.read_stored(rows, slice(None))) for rows in strips])
 
 
 def _tally(stored: np.ndarray) -> Tally:
@@ -61,7 +57,7 @@ def _tally(stored: np.ndarray) -> Tally:
 def choose_levels(engine: Engine, fields: Sequence[Field], plane: Plane) -> tuple[float, float]:
     """Levels of all fields; those that cannot be read do not count, and are named later."""
     tallies = []
-    for outcome in engine.run(Tallying(plane), fields):
+    for outcome in engine.run(partial(tally_field, plane), fields):
         if outcome.error is None:
             tallies.append(outcome.value)
         elif not words_for(outcome.error):

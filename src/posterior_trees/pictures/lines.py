@@ -26,7 +26,7 @@ from posterior_trees.imaging.decode import Stored
 from posterior_trees.imaging.regions import label, sizes
 from posterior_trees.imaging.size import times
 from posterior_trees.models.card import says
-from posterior_trees.pictures.ink import box_of, even_light, find_ink, stroke_width
+from posterior_trees.pictures.ink import box_of, even_light, find_ink, longer_side, stroke_width
 from posterior_trees.predictor import Predictor
 
 SPECK = 0.001
@@ -91,8 +91,7 @@ def find_lines(
     if not bool(is_kept.any()):
         raise DataError(f"{name} shows nothing but specks. Draw lines")
     ink = is_kept[parts]
-    low, high = box_of(ink)
-    longest = int((high - low).max()) + 1
+    longest = longer_side(ink)
     widest = max(FILLED * longest, THINNEST)
     if (width := stroke_width(ink)) > widest:
         raise DataError(
@@ -100,6 +99,7 @@ def find_lines(
             f"{widest:.0f}: it is filled. Draw the outlines alone"
         )
     if ink.shape != tuple(size):
+        low, high = box_of(ink)
         ink = _place(ink[low[0] : high[0] + 1, low[1] : high[1] + 1], size, frame)
     return thin(ink)
 

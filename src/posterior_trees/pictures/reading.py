@@ -209,6 +209,12 @@ def choose_scale(reading: Reading, plane: PlaneOfFile | None, predictor: Predict
     raise InputError(f"--scale auto needs a pixel size {' and '.join(lacks)}")
 
 
+def scaled_size(plane: PlaneOfFile, reading: Reading, predictor: Predictor) -> tuple[int, int]:
+    """Height and width of a plane at the scale that is meant."""
+    scale = choose_scale(reading, plane, predictor)
+    return plane.shape if scale == 1 else scale_size(plane.shape, scale, plane.name)
+
+
 def stamp_of(path: str | PathLike[str]) -> dict[str, Any]:
     about = Path(path).stat()
     return {"bytes": about.st_size, "modified": about.st_mtime_ns}

@@ -38,7 +38,7 @@ from posterior_trees.lock import hold
 from posterior_trees.pictures.answer import Answer
 from posterior_trees.pictures.nuclei.count import Count, count_nuclei
 from posterior_trees.pictures.reading import Origin
-from posterior_trees.pictures.stream.run import refuse_other
+from posterior_trees.pictures.stream.run import refuse_changed
 from posterior_trees.pictures.tables import (
     FIELDS,
     NUCLEI,
@@ -113,6 +113,11 @@ class Results:
         self.last: tuple[Answer, Count] | None = None
 
     @property
+    def free(self) -> tuple[str, ...]:
+        """Settings that may be others than before."""
+        return MACHINE if self.is_mixed else ()
+
+    @property
     def is_tabled(self) -> bool:
         return "table" in self.outputs.words
 
@@ -128,9 +133,11 @@ class Results:
                 told = parse_json(job.read_text("utf-8"), dict[str, Any], "its settings")
             except ValueError as error:
                 raise StoreError(f"{job} is damaged ({error}): --overwrite begins anew") from error
-            if wrong := [n for n in sorted({*told, *self.settings}) if self._differs(n, told)]:
+            try:
+                refuse_changed(self.out, told, self.settings, self.free)
+            except InputError:
                 if not self.outputs.words == ("page",) == tuple(told.get("words", ())):
-                    refuse_other(self.out, wrong[0], told, self.settings)
+                    raise
                 shutil.rmtree(records, ignore_errors=True)
                 told = self.settings
         self.told = told
@@ -289,10 +296,6 @@ class Results:
     def _has_done(self) -> bool:
         files = sorted((self.out / ".fields").glob("*.json"))
         return any(b'"status": "done"' in file.read_bytes() for file in files)
-
-    def _differs(self, name: str, told: Mapping[str, Any]) -> bool:
-        is_free = self.is_mixed and name in MACHINE
-        return not is_free and told.get(name) != self.settings.get(name)
 
     def _record(self, task: Task, facts: Mapping[str, Any]) -> dict[str, Any]:
         record = {"path": str(task.field.path), **facts}

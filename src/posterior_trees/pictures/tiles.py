@@ -277,20 +277,16 @@ def parts_of(tiles: Sequence[Tile], local: Sequence[Float[Tensor, "n"]]) -> tupl
 def part_edges(tiles: Sequence[Tile]) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Along each axis, the edges of what each row or column of tiles weighs most in. Windows are
     products of one for each axis, so that the largest at a pixel is that of the nearest of both."""
-    down, across = (
-        _share({tile[axis].start: (tile[axis], tile[axis + 2]) for tile in tiles})
-        for axis in (0, 1)
-    )
-    return down, across
-
-
-def _share(tiles: dict[int, tuple[slice, Tensor]]) -> tuple[int, ...]:
-    """Along one axis, the edges of the intervals in which each tile weighs most."""
-    places = sorted(tiles.values(), key=lambda tile: tile[0].start)
-    weights = torch.zeros(len(places), places[-1][0].stop, dtype=torch.float64)
-    for weight, (place, values) in zip(weights, places, strict=True):
-        weight[place] = values
-    return (0, *weights.argmax(dim=0).bincount(minlength=len(places)).cumsum(0).tolist())
+    edges = []
+    for axis in (0, 1):
+        lines = {tile[axis].start: tile for tile in tiles}
+        stop = max(tile[axis].stop for tile in tiles)
+        weights = torch.zeros(len(lines), stop, dtype=torch.float64)
+        for weight, start in zip(weights, sorted(lines), strict=True):
+            weight[lines[start][axis]] = lines[start][axis + 2]
+        ends = weights.argmax(dim=0).bincount(minlength=len(lines)).cumsum(0)
+        edges.append((0, *ends.tolist()))
+    return edges[0], edges[1]
 
 
 def renumber(tree: Tree, order: Sequence[Sequence[int]]) -> Tree:

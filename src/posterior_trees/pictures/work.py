@@ -37,7 +37,7 @@ class Work:
     place: Path
     out: Path
     reading: Reading
-    tiling: Tiling | None
+    tiling: Tiling
     results: Results | None
     also: Also | None
     remark: str
@@ -71,7 +71,7 @@ class Work:
             example, record = self._write_folder(task, part, picture, made), None
             if self.results is not None:
                 assert picture.origin is not None
-                tiles = made.tiles(self.predictor, self.tiling or Tiling())
+                tiles = made.tiles(self.predictor, self.tiling)
                 record = self.results.write(
                     task, part, picture.origin, made, tiles, time.monotonic() - start,
                     None if self.is_many else example,
@@ -80,19 +80,16 @@ class Work:
             shutil.rmtree(part, ignore_errors=True)
         return Made(record, {} if self.is_many and self.has_page else example, said)
 
-    def _facts(self, task: Task, picture: Picture) -> dict[str, Any]:
-        scale = picture.reading.scale
-        facts = {"picture": str(task.field.path), "model": self.predictor.name}
-        return facts | ({"scale": scale} if scale != 1 else {})
-
     def _write_folder(
         self, task: Task, part: Path, picture: Picture, made: Answer
     ) -> dict[str, Any] | None:
         """The folder, and of many fields a page in each; returns the page's example."""
         if not self.has_page:
             return None
-        folder = part / task.name
-        example = write_folder(folder, made, self._facts(task, picture), self.also)
+        folder, scale = part / task.name, picture.reading.scale
+        facts = {"picture": str(task.field.path), "model": self.predictor.name}
+        facts |= {"scale": scale} if scale != 1 else {}
+        example = write_folder(folder, made, facts, self.also)
         if self.is_many:
             write_page(folder / "index.html", self.predictor, [example])
         put(folder, self.out / task.name)

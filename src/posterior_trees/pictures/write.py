@@ -95,9 +95,9 @@ def predict_files(
         return map(predict, watch_tiles(tiles))
 
     with stage(out, f"{share[0]}-{share[1]}" if share[1] > 1 else "") as place:
-        work = Work(make_predictor or partial(_same, predictor), place, Path(out), reading, tiling,
-                    results, also, remark, len(tasks) > MANY, watched, scratch,
-                    keeps_tiles)  # fmt: skip
+        work = Work(make_predictor or partial(_same, predictor), place, Path(out), reading,
+                    tiling or Tiling(), results, also, remark, len(tasks) > MANY, watched,
+                    scratch, keeps_tiles)  # fmt: skip
         work.predictor = predictor
         run = _Run(work, tasks, share, warn)
         engine, todo = engine or OneProcess(), run.begin(check)

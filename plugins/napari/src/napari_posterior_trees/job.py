@@ -21,9 +21,9 @@ from posterior_trees.pictures.answer import answer
 from posterior_trees.pictures.nuclei.count import Count, count_nuclei
 from posterior_trees.pictures.reading import Reading, choose_scale, read
 from posterior_trees.pictures.stream import Stream, run_stream
+from posterior_trees.pictures.stream.layout import Window
 from posterior_trees.pictures.tables import describe_nuclei
 from posterior_trees.pictures.tiles import OVERLAP, TILE, Part
-from posterior_trees.pictures.window import Window
 
 ENDING = ".tree.ome.zarr"
 HUGE = 4096 * 4096

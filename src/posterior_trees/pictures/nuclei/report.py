@@ -13,12 +13,13 @@ count_nuclei.csv    the inventory, a row each
 count.png           the root with the inventory: green is in all leaves, orange is not
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from PIL import Image, ImageDraw
 
+from posterior_trees.imaging.stored import name_of
 from posterior_trees.pictures.nuclei.count import Count, Leaf, Nucleus
 from posterior_trees.pictures.tables import promised_nuclei, to_csv
 from posterior_trees.store import write_json
@@ -46,14 +47,11 @@ def write_count(
     del facts["labels"], facts["owned"]
     write_json(folder / "count.json", facts)
     for leaf in leaves:
-        leaf["path"] = _name(leaf["path"])
+        leaf["path"] = name_of(leaf["path"])
     for nucleus in nuclei:
-        nucleus["leaves"] = " ".join(map(_name, nucleus["leaves"]))
-    for name, fields, rows in (
-        ("leaves", Leaf._fields, leaves),
-        ("nuclei", Nucleus._fields, nuclei),
-    ):
-        (folder / f"count_{name}.csv").write_text(to_csv(fields, rows), encoding="utf-8")
+        nucleus["leaves"] = " ".join(map(name_of, nucleus["leaves"]))
+    for name, kind, rows in (("leaves", Leaf, leaves), ("nuclei", Nucleus, nuclei)):
+        (folder / f"count_{name}.csv").write_text(to_csv(kind._fields, rows), encoding="utf-8")
     draw_count(count, tree).save(folder / "count.png")
 
 
@@ -118,18 +116,14 @@ def count_table(facts: dict[str, Any], title: str) -> "Table":
         table.add_column(name, justify="right")
     for leaf in leaves:
         cells = (f"{leaf['probability']:.3f}", str(leaf["nuclei"]), str(leaf["bright_pixels"]))
-        table.add_row(_name(leaf["path"]), *cells)
+        table.add_row(name_of(leaf["path"]), *cells)
     if doubtful:
         table.add_section()
         table.add_row("row, column", "probability", "pixels", "in leaves", style="bold")
     for n in sorted(doubtful, key=lambda n: -n["probability"])[:PRINTED]:
         place = f"{n['row']:.0f}, {n['column']:.0f}"
-        shown = " ".join(map(_name, n["leaves"]))
+        shown = " ".join(map(name_of, n["leaves"]))
         table.add_row(place, f"{n['probability']:.3f}", str(n["pixels"]), shown)
     if len(doubtful) > PRINTED:
         table.add_row("…", "", "", f"{len(doubtful) - PRINTED} more: count_nuclei.csv")
     return table
-
-
-def _name(path: Sequence[int]) -> str:
-    return ".".join(map(str, path)) or "root"

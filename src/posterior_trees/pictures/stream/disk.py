@@ -11,7 +11,7 @@ import torch
 from posterior_trees.errors import StoreError
 from posterior_trees.pictures.tiles import Tile
 from posterior_trees.schema import parse_json
-from posterior_trees.store import write_bytes, write_json
+from posterior_trees.store import make_folder_of, write_bytes, write_json
 from posterior_trees.tree import Tree, grow, level_sizes
 
 Item = tuple[int, ...]
@@ -56,7 +56,9 @@ class RawTiles:
 
     def write(self, index: int, tree: Tree) -> list[Path]:
         leaves, logs = self.files(index)
-        write_bytes(leaves, tree.leaves[0, :, 0].numpy().astype(np.float32).tobytes())
+        write_bytes(
+            make_folder_of(leaves), tree.leaves[0, :, 0].numpy().astype(np.float32).tobytes()
+        )
         write_json(logs, tree.log_probs[-1][0].tolist())
         return [leaves, logs]
 

@@ -1,15 +1,22 @@
-"""Where everything of one picture lies, on the picture and on disk."""
+"""A picture of any size as a model takes it, read in parts, and where everything of it lies, on the
+picture and on disk."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from posterior_trees.imaging.adjust import Adjustment
 from posterior_trees.imaging.fields import Field
 from posterior_trees.imaging.ngff import Frame
-from posterior_trees.imaging.source import Plane, open_source
+from posterior_trees.imaging.size import block_means
+from posterior_trees.imaging.source import Plane, Source, open_source
 from posterior_trees.imaging.stored import Tiles
 from posterior_trees.imaging.tree_zarr import TreeWriter
 from posterior_trees.pictures.nuclei.blocks import Block, blocks_of
@@ -22,11 +29,59 @@ from posterior_trees.pictures.tiles import (
     part_edges,
     place_tile,
 )
-from posterior_trees.pictures.window import Window
 from posterior_trees.predictor import Predictor
 
 Place = tuple[slice, slice]
 PLANE, UNCHANGED = Plane(), Adjustment()
+
+
+class Window(NamedTuple):
+    """A plane whose blocks of `block` × `block` pixels become one, adjusted, and padded to the
+    grid of a network as `networks.padding.pad` does it."""
+
+    source: Source
+    adjustment: Adjustment = Adjustment()
+    block: int = 1
+    multiple: int = 1
+    padding: str = "reflect"
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        h, w = self.source.shape
+        return h // self.block, w // self.block
+
+    @property
+    def padded(self) -> tuple[int, int]:
+        h, w = (-(-side // self.multiple) * self.multiple for side in self.shape)
+        return h, w
+
+    @property
+    def offset(self) -> tuple[int, int]:
+        """How many rows and columns come before the picture's own."""
+        top, left = ((p - s) // 2 for p, s in zip(self.padded, self.shape, strict=True))
+        return top, left
+
+    def read(self, rows: slice, columns: slice) -> Float[Tensor, "1 1 h w"]:
+        """A part of the padded picture, in [0, 1]."""
+        down, across = (self._places(axis, part) for axis, part in enumerate((rows, columns)))
+        top, left = (int(places[places >= 0].min()) for places in (down, across))
+        bottom, right = (int(places.max()) + 1 for places in (down, across))
+        f = self.block
+        stored = self.source.read_stored(slice(f * top, f * bottom), slice(f * left, f * right))
+        pixels = self.adjustment.apply(block_means(stored, f), self.source.name)[0, 0].numpy()
+        whole = pixels[np.ix_(down.clip(top) - top, across.clip(left) - left)]
+        whole[down < 0], whole[:, across < 0] = 0, 0
+        return torch.from_numpy(whole)[None, None]
+
+    def _places(self, axis: int, part: slice) -> np.ndarray:
+        """Which row or column of the picture each of the padded picture's is; -1: none, zero."""
+        side, first = self.shape[axis], self.offset[axis]
+        places, edges = np.arange(side), (first, self.padded[axis] - side - first)
+        if self.padding == "zeros":
+            return np.pad(places, edges, constant_values=-1)[part]
+        sides = zip(self.padded, self.shape, strict=True)
+        is_mirrored = all(p - s - (p - s) // 2 < s for p, s in sides)
+        return np.pad(places, edges, mode="reflect" if is_mirrored else "edge")[part]
 
 
 @dataclasses.dataclass

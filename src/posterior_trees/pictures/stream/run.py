@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
@@ -22,7 +22,6 @@ from posterior_trees.store import write_json
 
 ROOM = 1.2
 """How much more of the disk must be free than is expected to be used."""
-FOLDERS = ("done", "tiles", "grams", "histograms", "found", "labels")
 
 
 def run_stream(
@@ -51,9 +50,7 @@ def begin(stream: Stream, out: Path, free: Sequence[str] = ()) -> None:
     now = json.loads(json.dumps(dict(stream.provenance)))
     before = _read_job(stream.work / "job.json")
     if before is not None and before.get("stamp") == now.get("stamp"):
-        for name in sorted({*before, *now} - {*VOLATILE, *free}):
-            if before.get(name) != now.get(name):
-                refuse_other(out, name, before, now)
+        refuse_changed(out, before, now, {*VOLATILE, *free})
         stream.provenance = before
     is_finished = stream.marks.has("finish", ())
     has_result = stream.part.is_dir() or (is_finished and stream.folder.is_dir())
@@ -61,8 +58,6 @@ def begin(stream: Stream, out: Path, free: Sequence[str] = ()) -> None:
         _clear(stream)
         is_finished = False
     check_room(stream)
-    for name in FOLDERS:
-        (stream.work / name).mkdir(parents=True, exist_ok=True)
     if not is_finished:
         stream.part.mkdir(parents=True, exist_ok=True)
         for left in stream.part.rglob("*.partial"):  # zarr was killed as it wrote it
@@ -71,13 +66,17 @@ def begin(stream: Stream, out: Path, free: Sequence[str] = ()) -> None:
     write_json(stream.work / "job.json", stream.provenance)
 
 
-def refuse_other(
-    place: Path, name: str, before: Mapping[str, Any], now: Mapping[str, Any]
-) -> NoReturn:
-    """Refuse to go on with another setting."""
-    old, new = (_say(settings.get(name)) for settings in (before, now))
-    raise InputError(f"{place} was begun with {name} {old} (now {new}): go on with the same, "
-                     "choose another --out, or --overwrite")  # fmt: skip
+def refuse_changed(
+    place: Path, before: Mapping[str, Any], now: Mapping[str, Any], free: Iterable[str]
+) -> None:
+    """Refuse to go on with other settings than before, but for those that are `free`."""
+    for name in sorted({*before, *now} - {*free}):
+        if before.get(name) != now.get(name):
+            old, new = (_say(settings.get(name)) for settings in (before, now))
+            raise InputError(
+                f"{place} was begun with {name} {old} (now {new}): go on with the same, "
+                "choose another --out, or --overwrite"
+            )
 
 
 def estimate(layout: Layout) -> tuple[int, int]:

@@ -41,7 +41,7 @@ from posterior_trees.pictures.stream.layout import Layout, Place, common
 from posterior_trees.pictures.tables import describe_nuclei
 from posterior_trees.pictures.tiles import Tile, match, parts_of
 from posterior_trees.predictor import evaluating
-from posterior_trees.store import write_bytes, write_json
+from posterior_trees.store import make_folder_of, write_bytes, write_json
 from posterior_trees.tree import level_sizes
 
 
@@ -184,7 +184,7 @@ class Stream(Layout):
         leaves = self.read(block.tall, block.wide)[-self.raw.leaves :][self.odds.present]
         found = count_block(leaves, block, self.odds, self.bright)
         file = self._found_file(index)
-        write_bytes(file, found.to_bytes())
+        write_bytes(make_folder_of(file), found.to_bytes())
         return [file]
 
     def label(self, index: int) -> Sequence[Path]:
