@@ -99,7 +99,7 @@ class Counting(OneProcess):
         for item in items:
             if len(self.done) == self.stop:
                 raise StopError
-            self.done.append(function.args[0])
+            self.done.append(item[0])
             yield from super().run(function, [item])
 
 

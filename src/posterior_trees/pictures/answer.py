@@ -20,7 +20,7 @@ from posterior_trees.explore.content import SIDE, Measure, describe_trees
 from posterior_trees.imaging.adjust import describe_misfit
 from posterior_trees.imaging.size import times
 from posterior_trees.imaging.stored import Tiles
-from posterior_trees.pictures.importers import doubt_unprepared
+from posterior_trees.pictures.importers import doubt_picture
 from posterior_trees.pictures.nuclei.magnification import describe_magnification
 from posterior_trees.pictures.reading import Picture, Reading, Source, read
 from posterior_trees.pictures.tiles import (
@@ -114,8 +114,11 @@ def answer(
     made = Answer(tree, y.cpu(), x, parts, remarks)
     if picture.stored is None:
         return made
+    importer, done = picture.reading.importer, picture.reading.adjustment
+    is_imported = importer is not None and importer.is_grey
     return made.noted(
-        _doubt(predictor, picture, see),
+        doubt_picture(picture.stored, importer, bool(picture.resized), predictor)
+        or describe_misfit(picture.stored, done, predictor, see, is_imported),
         describe_magnification(tree, predictor, picture.reading.scale or 1.0),
     )
 
@@ -152,18 +155,6 @@ def _predict(
             "tiles, which are matched for each. Give one at a time, or tile=0"
         )
     return predict_tiled(predictor, y.cpu(), *tiling.sizes, map)
-
-
-def _doubt(predictor: Predictor, picture: Picture, see: Callable[[Tensor], Tensor]) -> str:
-    """Why a file may not be what the model was trained on."""
-    assert picture.stored is not None
-    importer, done = picture.reading.importer, picture.reading.adjustment
-    if importer:
-        found = importer.doubt(picture.stored, predictor)
-    else:
-        found = doubt_unprepared(picture.stored, bool(picture.resized), predictor)
-    is_imported = importer is not None and importer.is_grey
-    return found or describe_misfit(picture.stored, done, predictor, see, is_imported)
 
 
 def _whole_blocks(pixels: Float[Tensor, "b c h w"], block: int) -> Float[Tensor, "b c h2 w2"]:

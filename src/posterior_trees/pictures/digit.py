@@ -120,9 +120,6 @@ class Digit:
     def caption(self, size: tuple[int, int], predictor: Predictor) -> str:
         return f"the digit found in {times(size)} (height×width)"
 
-    def doubt(self, stored: Stored, predictor: Predictor) -> str:
-        return describe_doubt(stored, predictor.measurement)
-
 
 def takes_digits(predictor: Predictor) -> bool:
     """Whether a model says that photographs of digits are made into its pictures, and has their

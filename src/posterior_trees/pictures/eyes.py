@@ -82,9 +82,6 @@ class Eyes:
         tail = f"; {beyond:.0%} of the cut is beyond its edge" if beyond > BEYOND else ""
         return f"cut around the eyes from {times(size)} (height×width){tail}"
 
-    def doubt(self, stored: Stored, predictor: Predictor) -> str:
-        return ""
-
     def _similarity(self, predictor: Predictor) -> tuple[complex, complex]:
         """Where the frame begins in the picture, and what a pixel of it is there."""
         x1, y1, x2, y2 = self.marks

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -19,11 +20,9 @@ from posterior_trees.imaging.size import block_means, block_of
 from posterior_trees.imaging.source import Source, open_source
 from posterior_trees.imaging.stack import need
 from posterior_trees.imaging.stored import open_tree
-from posterior_trees.imaging.tree_tiff import write_tree_tiff
-from posterior_trees.pictures.nuclei.count import Count
 from posterior_trees.pictures.nuclei.magnification import describe_magnification
 from posterior_trees.pictures.reading import Origin, choose_scale, open_plane, scaled_size
-from posterior_trees.pictures.results import Results, Task, write_labels, zarr_name
+from posterior_trees.pictures.results import Results, Task, zarr_name
 from posterior_trees.pictures.stream import Stream, run_stream
 from posterior_trees.pictures.tables import NUCLEI, field_row, nucleus_rows, write_csv
 from posterior_trees.pictures.tiles import WITHDRAWN, needs_tiles
@@ -70,7 +69,13 @@ def stream_field(
     note = ". ".join(filter(None, (*notes, work.remark)))
     part = work.place / task.name
     part.mkdir()
-    places = write_files(results.outputs.words, stream, part, task, count)
+
+    def nodes() -> Any:
+        folder = stream.deep.folder if stream.is_deep else stream.folder
+        return need("zarr").open_array(folder / "0", mode="r")
+
+    places = results.write_images(task, part, nodes, work.predictor.branching, stream.frame,
+                                  stream.provenance, count)  # fmt: skip
     has_promises = getattr(work.predictor, "guarantee", None) is not None
     said = WITHDRAWN.for_page() if has_promises else {}
     row = field_row(task.field, "done", time.monotonic() - start, count=count,
@@ -125,23 +130,6 @@ def doubt(stream: Stream) -> str:
     stored = block_means(stream.window.source.read_stored(*middle), stream.block)
     return describe_misfit(stored, stream.adjustment, predictor, lambda pixels:
                            predictor.measurement.observe(pixels.to(predictor.device)))  # fmt: skip
-
-
-def write_files(
-    words: Sequence[str], stream: Stream, part: Path, task: Task, count: Count | None
-) -> list[str]:
-    """What is made of the result on disk; returns the names."""
-    places = []
-    if "tiff" in words:
-        places.append(f"{task.name}.tree.ome.tif")
-        folder = stream.deep.folder if stream.is_deep else stream.folder
-        nodes = need("zarr").open_array(folder / "0", mode="r")
-        write_tree_tiff(part / places[0], nodes, stream.predictor.branching, stream.frame,
-                        stream.provenance, is_float=stream.dtype == "float32")  # fmt: skip
-    if "labels" in words:
-        assert count is not None
-        places += write_labels(part, task.name, count)
-    return places
 
 
 def _open(work: Work, task: Task) -> Source:

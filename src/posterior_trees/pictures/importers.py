@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from posterior_trees.errors import InputError
 from posterior_trees.imaging.decode import Stored
-from posterior_trees.pictures.digit import Digit, takes_digits
+from posterior_trees.pictures.digit import Digit, describe_doubt, takes_digits
 from posterior_trees.pictures.eyes import Eyes, side_of, takes_eyes
 from posterior_trees.pictures.lines import Lines, is_no_map, takes_lines
 from posterior_trees.predictor import Predictor
@@ -28,8 +28,14 @@ def choose_importer(
     return asked[0] if asked else None
 
 
-def doubt_unprepared(stored: Stored, is_resized: bool, predictor: Predictor) -> str:
-    """Why a picture that nothing was made of may be none of the model's."""
+def doubt_picture(
+    stored: Stored, importer: Importer | None, is_resized: bool, predictor: Predictor
+) -> str:
+    """Why a picture, or what was made of it, may be none of the model's."""
+    if isinstance(importer, Digit):
+        return describe_doubt(stored, predictor.measurement)
+    if importer is not None:
+        return ""
     task = f"the task {predictor.name!r}" if predictor.name else "this model"
     if takes_eyes(predictor) and (is_resized or stored.shape[-2:] != side_of(predictor)):
         return (

@@ -64,9 +64,6 @@ class Lines:
     def caption(self, size: tuple[int, int], predictor: Predictor) -> str:
         return f"the lines found in {times(size)} (height×width)"
 
-    def doubt(self, stored: Stored, predictor: Predictor) -> str:
-        return ""
-
 
 def takes_lines(predictor: Predictor) -> bool:
     """Whether a model says that drawings are made into its pictures."""

@@ -237,7 +237,7 @@ def open_plane(path: str | PathLike[str], predictor: Predictor, plane: Plane) ->
             raise
         return None  # Pillow reads plain TIFF without tifffile
     if stack is None or (is_photograph(stack) and not is_told):
-        return open_source(path, **plane._asdict()) if is_told else None
+        return None
     try:
         return choose_plane(stack, plane)
     except BaseException:

@@ -35,19 +35,11 @@ from posterior_trees.imaging.stored import Tiles
 from posterior_trees.imaging.tree_tiff import write_labels_tiff, write_tree_tiff, write_values_tiff
 from posterior_trees.imaging.tree_zarr import put_in_place, write_tree
 from posterior_trees.lock import hold
+from posterior_trees.pictures import tables
 from posterior_trees.pictures.answer import Answer
 from posterior_trees.pictures.nuclei.count import Count, count_nuclei
 from posterior_trees.pictures.reading import Origin
 from posterior_trees.pictures.stream.run import refuse_changed
-from posterior_trees.pictures.tables import (
-    FIELDS,
-    NUCLEI,
-    append_csv,
-    describe_nuclei,
-    field_row,
-    nucleus_rows,
-    write_csv,
-)
 from posterior_trees.schema import parse_json
 from posterior_trees.store import to_json, write_json
 
@@ -181,9 +173,10 @@ class Results:
         count = self.count(made) if self.is_counted else None
         places = self._write_files(task, part, origin, made, tiles, frame, count)
         said = made.tree.guarantee.for_page(made.tree) if made.tree.guarantee else {}
-        row = field_row(task.field, "done", seconds, count=count, tiles=max(len(made.parts), 1),
-                        note=made.remarks.get("note", ""), said=said)  # fmt: skip
-        kept = [*nucleus_rows(task.field, count, frame)] if count and self.is_tabled else []
+        row = tables.field_row(task.field, "done", seconds, count=count, said=said,
+                               tiles=max(len(made.parts), 1),
+                               note=made.remarks.get("note", ""))  # fmt: skip
+        kept = [*tables.nucleus_rows(task.field, count, frame)] if count and self.is_tabled else []
         facts = {"field": row, "nuclei": kept, "example": example}
         return self.put(task, part, places, origin, facts)
 
@@ -197,22 +190,37 @@ class Results:
         if "zarr" in words:
             places.append(zarr_name(field, name))
             (part / places[0]).parent.mkdir(parents=True, exist_ok=True)
-            nuclei = count and describe_nuclei(field, count, frame, count.labels.numpy())
+            nuclei = count and tables.describe_nuclei(field, count, frame, count.labels.numpy())
             write_tree(
                 part / places[0], tree, dtype=dtype, ngff=ngff, frame=frame, tiles=tiles,
                 is_pyramid=not field.plate, local=[part.probs for part in made.parts],
                 provenance=provenance, nuclei=nuclei,
             )  # fmt: skip
-        if "tiff" in words:
+
+        def nodes() -> np.ndarray:
             if tree.shape[0] != 1:
                 raise InputError("--write tiff is for models of one channel")
-            places.append(f"{name}.tree.ome.tif")
-            nodes = np.concatenate([level[0, :, 0].numpy() for level in tree.images])
-            write_tree_tiff(part / places[-1], nodes, tree.branching, frame, provenance,
+            return np.concatenate([level[0, :, 0].numpy() for level in tree.images])
+
+        images = self.write_images(task, part, nodes, tree.branching, frame, provenance, count)
+        return places + images
+
+    def write_images(
+        self, task: Task, part: Path, nodes: Callable[[], Any], branching: Sequence[int],
+        frame: Frame, provenance: Mapping[str, Any], count: Count | None,
+    ) -> list[str]:  # fmt: skip
+        """The TIFFs of a field, of `nodes()` in memory or on disk; returns their names."""
+        places, (words, dtype, _) = [], self.outputs
+        if "tiff" in words:
+            places.append(f"{task.name}.tree.ome.tif")
+            write_tree_tiff(part / places[0], nodes(), branching, frame, provenance,
                             is_float=dtype == "float32")  # fmt: skip
         if "labels" in words:
             assert count is not None
-            places += write_labels(part, name, count)
+            places += [f"{task.name}.nuclei.tif", f"{task.name}.nuclei_probability.tif"]
+            write_labels_tiff(part / places[-2], count.labels, len(count.nuclei))
+            probs = [nucleus.probability for nucleus in count.nuclei]
+            write_values_tiff(part / places[-1], count.labels, probs)
         return places
 
     def put(
@@ -234,14 +242,14 @@ class Results:
 
     def fail(self, task: Task, reason: str, seconds: float) -> dict[str, Any]:
         """A field that could not be done; it is tried again the next time."""
-        row = field_row(task.field, "failed", seconds, note=reason)
+        row = tables.field_row(task.field, "failed", seconds, note=reason)
         return self._record(task, {"status": "failed", "field": row, "nuclei": []})
 
     def tell(self, tasks: Sequence[Task]) -> None:
         """The tables of what is known of these."""
         for name, columns, rows_of in self._tables():
             records = filter(None, map(self.recorded, tasks))
-            write_csv(self.out / name, columns, map(rows_of, records))
+            tables.write_csv(self.out / name, columns, map(rows_of, records))
 
     def add(self, record: Mapping[str, Any]) -> None:
         """Rows of one more field; where the disk is full they come at the end, or that fails."""
@@ -249,13 +257,13 @@ class Results:
             return
         with suppress(OSError):
             for name, columns, rows_of in self._tables():
-                append_csv(self.out / name, columns, rows_of(record))
+                tables.append_csv(self.out / name, columns, rows_of(record))
 
     def _tables(self) -> Iterator[tuple[str, Sequence[str], Callable[[Mapping], Iterable]]]:
         """Names, columns, and which rows of a record they have."""
-        yield "fields.csv", FIELDS, lambda record: [record["field"]]
+        yield "fields.csv", tables.FIELDS, lambda record: [record["field"]]
         if self.is_tabled:
-            yield "nuclei.csv", NUCLEI, self._nuclei
+            yield "nuclei.csv", tables.NUCLEI, self._nuclei
 
     def finish(self, tasks: Sequence[Task], show: Callable[[], object]) -> None:
         """The tables in order, the metadata of plates, whose fields are all there that will be, and
@@ -314,12 +322,3 @@ def zarr_name(field: Field, name: str) -> str:
     if not field.plate:
         return f"{name}.tree.ome.zarr"
     return "/".join((f"{field.plate}.tree.ome.zarr", *field.path.parts[-3:]))
-
-
-def write_labels(folder: Path, name: str, count: Count) -> list[str]:
-    """Returns the names of the files."""
-    names = [f"{name}.nuclei.tif", f"{name}.nuclei_probability.tif"]
-    write_labels_tiff(folder / names[0], count.labels, len(count.nuclei))
-    probs = [nucleus.probability for nucleus in count.nuclei]
-    write_values_tiff(folder / names[1], count.labels, probs)
-    return names

@@ -50,10 +50,6 @@ class RawTiles:
     def files(self, index: int) -> list[Path]:
         return [self.folder / f"{index}.leaves", self.folder / f"{index}.json"]
 
-    def size(self, index: int) -> int:
-        """Bytes of a tile's leaves."""
-        return 4 * self.leaves * self.tiles[index].down.numel() * self.tiles[index].across.numel()
-
     def write(self, index: int, tree: Tree) -> list[Path]:
         leaves, logs = self.files(index)
         write_bytes(

@@ -1,6 +1,5 @@
 """All steps of one picture by an engine, from wherever they were left."""
 
-import functools
 import json
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -32,11 +31,11 @@ def run_stream(
     `free` must be those of before. `watch` wraps the loop over all that is done."""
     with hold(stream.work, out):
         begin(stream, out, free)
-        todo = [(step, [item for item in items if not stream.is_done(step, item)])
+        todo = [[(step, item) for item in items if not stream.is_done(step, item)]
                 for step, items in stream.steps()]  # fmt: skip
-        ticks = iter(watch(range(sum(len(items) for _, items in todo))))
-        for step, items in todo:
-            with closing(engine.run(functools.partial(stream.perform, step), items)) as outcomes:
+        ticks = iter(watch(range(sum(map(len, todo)))))
+        for items in todo:
+            with closing(engine.run(stream.perform, items)) as outcomes:
                 for outcome in outcomes:
                     if outcome.error:
                         raise outcome.error
@@ -81,7 +80,8 @@ def refuse_changed(
 
 def estimate(layout: Layout) -> tuple[int, int]:
     """Bytes of what is kept meanwhile, and of the result without compression."""
-    scratch = sum(map(layout.raw.size, range(len(layout.tiles))))
+    area = sum(tile.down.numel() * tile.across.numel() for tile in layout.tiles)
+    scratch = 4 * layout.raw.leaves * area
     pixels = [h * w for h, w in layout.writer.sizes]
     scratch += 2 * pixels[0] * layout.writer.nodes if layout.is_deep else 0
     labels = 4 * pixels[0] if layout.is_counted else 0

@@ -20,7 +20,7 @@ What is done is marked in `work/done` after it was written. A tile goes when nob
 """
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -48,8 +48,8 @@ from posterior_trees.tree import level_sizes
 class Stream(Layout):
     """The steps of one picture."""
 
-    def __reduce__(self) -> tuple[Callable, tuple]:
-        return restore, tuple(vars(self)[name] for name in self.__dataclass_fields__)
+    def __reduce__(self) -> tuple[type, tuple]:
+        return Stream, tuple(vars(self)[name] for name in self.__dataclass_fields__)
 
     def steps(self) -> Iterator[tuple[str, list[Item]]]:
         """In order; all of one are done before the next."""
@@ -65,8 +65,9 @@ class Stream(Layout):
             yield "shrink", [(level, *i) for i in _items(list(self.writer.chunks(level)))]
         yield "finish", [()]
 
-    def perform(self, step: str, item: Item) -> None:
-        """One item of a step, and its mark."""
+    def perform(self, todo: tuple[str, Item]) -> None:
+        """One item of a step, and its mark. (An engine sends this once for all steps.)"""
+        step, item = todo
         with torch.inference_mode():
             files = getattr(self, step)(*item)
         self.marks.set(step, item, files or ())
@@ -262,18 +263,6 @@ class Stream(Layout):
 
     def _found(self, index: int) -> Found:
         return Found.from_bytes(self._found_file(index).read_bytes())
-
-
-KEPT: dict[Path, Stream] = {}
-"""The stream that this process works on, with its open files and network."""
-
-
-def restore(*fields: Any) -> Stream:
-    """A stream that came from another process: of one picture always the same."""
-    stream = Stream(*fields)
-    if stream.work not in KEPT:
-        KEPT.clear()
-    return KEPT.setdefault(stream.work, stream)
 
 
 def _items(all_of: Sequence[Any]) -> list[Item]:
