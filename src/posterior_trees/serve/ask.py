@@ -3,20 +3,34 @@ r"""From the bytes of somebody's picture to the tree of it, without trusting the
 The bytes are limited before they are read (`server`), the number of pixels before they are decoded
 and after they are scaled, and the picture's format is what decoding says it is, whatever its name.
 All else is `pictures.answer`'s: the page predicts whole pictures, as the command line does, and
-shows them small. An inpainting model also takes another hole than its own (`hole`).
+shows them small.
+
+A network that saw one hole in training has learned what belongs into that one. The method itself
+takes any (the answers still agree with every pixel that is visible), so the page offers to paint
+another one, and says every time that the model was not trained for it.
 """
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from posterior_trees.errors import DataError, InputError
-from posterior_trees.imaging.guarded import picture_size
+import numpy as np
+import torch
+from jaxtyping import Bool
+from torch import Tensor
+
+from posterior_trees.errors import DataError, InputError, plural
+from posterior_trees.imaging.guarded import decode_picture, picture_header, picture_size
 from posterior_trees.imaging.size import scale_size
 from posterior_trees.pictures.answer import Answer, answer, is_measured_here
 from posterior_trees.pictures.reading import Reading, read
 from posterior_trees.pictures.tiles import TILE
 from posterior_trees.predictor import Predictor
-from posterior_trees.serve.hole import NOTE, read_hole
+
+NOTE = (
+    "This is not the hole that the model was trained for: its answers agree with what is visible, "
+    "but they and their probabilities are outside its training"
+)
 
 
 class Limits(NamedTuple):
@@ -90,3 +104,29 @@ def _check_tiles(size: list[int], name: str, limits: Limits) -> None:
             f"{TILE}×{TILE}; the page takes {limits.tiles}. `ptrees predict MODEL PICTURE --out "
             "DIR` takes any number"
         )
+
+
+def read_hole(content: bytes, size: Sequence[int]) -> Bool[Tensor, "h w"]:
+    """A hole from a picture of exactly this size: white is hidden, black is visible."""
+    hole = read_mask(content, size, "the hole")
+    hidden = int(hole.sum())
+    if hidden in (0, hole.numel()):
+        raise DataError(
+            f"the hole hides {hidden} of {plural(hole.numel(), 'pixel')}. It must hide some "
+            "and leave some"
+        )
+    return hole
+
+
+def read_mask(content: bytes, size: Sequence[int], what: str) -> Bool[Tensor, "h w"]:
+    """Where a picture of exactly this size is white; it has no other values than black."""
+    height, width, *_ = picture_header(content, what)
+    if (height, width) != tuple(size):
+        raise DataError(
+            f"{what} is {height}×{width}, this model takes {size[0]}×{size[1]} pixels. "
+            "Draw it at that size"
+        )
+    pixels = decode_picture(content, what, 1)[0]
+    if other := sorted(set(np.unique(pixels).tolist()) - {0, 255}):
+        raise DataError(f"{what} has a pixel of value {other[0]}. Each must be 0 (out) or 255 (in)")
+    return torch.from_numpy(pixels == 255)

@@ -15,6 +15,7 @@ import math
 import secrets
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -26,7 +27,7 @@ from posterior_trees.pictures.answer import Answer
 from posterior_trees.predictor import GrowingPredictor, Growth, Predictor, evaluating
 from posterior_trees.predictor.growth import MOST_NODES
 from posterior_trees.schema import Maybe, parse_json
-from posterior_trees.serve.hole import read_mask
+from posterior_trees.serve.ask import read_mask
 
 KEPT, REGIONS, PIXELS = 32, 4, 2_000_000
 """Pictures, regions of each, and pixels of a picture that can be grown on."""
@@ -82,12 +83,11 @@ class Growths:
 
     def _split(self, growth: Growth, split: Sequence[Sequence[int]]) -> None:
         """Level by level, each in one batch."""
-        paths = sorted(set(map(tuple, split)))
+        paths = sorted(set(map(tuple, split)), key=lambda path: (len(path), path))
         if len(paths) > MOST_NODES:
             raise InputError(f"{len(paths)} nodes to split, at most {MOST_NODES} are")
-        for level in range(max(map(len, paths), default=-1) + 1):
-            if asked := [path for path in paths if len(path) == level]:
-                growth.expand(*asked)
+        for _, level in groupby(paths, key=len):
+            growth.expand(*level)
 
     def _note(self, growth: Growth) -> str:
         """Where knowledge ends."""

@@ -25,17 +25,20 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import torch
+from PIL import Image
+
 from posterior_trees.errors import need, words_for
-from posterior_trees.explore.content import Measure
+from posterior_trees.explore.content import Measure, png_url
 from posterior_trees.explore.export import SERVED, frame_content, inline_page, served_page, static
 from posterior_trees.pictures.importers import describe_way
+from posterior_trees.pictures.lines import takes_lines
 from posterior_trees.pictures.reading import Reading
 from posterior_trees.predictor import Predictor
 from posterior_trees.serve.ask import Limits, ask
 from posterior_trees.serve.body import Arrivals, read_body
 from posterior_trees.serve.growths import Growths
 from posterior_trees.serve.guard import Guard, RefusedError, allowed_hosts, refusal
-from posterior_trees.serve.hole import describe_paper
 from posterior_trees.serve.worker import Worker
 
 if TYPE_CHECKING:
@@ -45,6 +48,8 @@ TYPES = {".js": "text/javascript", ".css": "text/css"}
 MAX_NAME = 80
 ASKED = 1.0
 """Megabytes of what may be asked about a tree, a painted region with it."""
+SMALL = 64
+"""Grey pictures up to this side can be drawn by hand."""
 AGAIN = {"Retry-After": "2"}
 LEFT = 499
 """The status of an answer that nobody waits for: the client left."""
@@ -224,4 +229,24 @@ def describe_server(predictor: Predictor, limits: Limits, proposed: Reading) -> 
         "size": measurement.size or None,
         "resize": proposed.resize,
         "scale": None if measurement.size else proposed.scale,
+    }
+
+
+def describe_paper(predictor: Predictor) -> dict | None:
+    """What the page needs to show a picture with its hole: the size, the model's own hole, and
+    whether pictures of this kind can be drawn, with which `ink`. Drawings of lines have no hole.
+    None where there is nothing to hide or to draw."""
+    measurement = predictor.measurement
+    if takes_lines(predictor):
+        size = list(predictor.about["frame"]["size"])
+        return {"size": size, "hole": None, "can_draw": True, "ink": "black"}
+    if measurement.hole is None or measurement.hole.ndim < 2:
+        return None
+    size = measurement.hole.shape[-2:]
+    hidden = measurement.hole.reshape(size).cpu().to(torch.uint8) * 255
+    return {
+        "size": list(size),
+        "hole": png_url(Image.fromarray(hidden.numpy())),
+        "can_draw": max(size) <= SMALL and predictor.channels == 1,
+        "ink": "white",
     }
