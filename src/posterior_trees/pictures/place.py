@@ -52,11 +52,6 @@ def put(part: Path, folder: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def put_file(file: Path, folder: Path) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    os.replace(file, folder / file.name)
-
-
 def _keep_others(folder: Path, part: Path) -> None:
     for entry in folder.iterdir():
         if any(entry.match(pattern) for pattern in OWN) or (part / entry.name).exists():

@@ -77,10 +77,6 @@ class Outputs(NamedTuple):
             need("tifffile" if "zarr" not in chosen else "zarr")
         return cls(chosen, dtype, ngff)
 
-    @property
-    def counts(self) -> bool:
-        return bool({"labels", "table"} & set(self.words))
-
 
 @dataclasses.dataclass
 class Results:
@@ -99,7 +95,8 @@ class Results:
     origin: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.is_new, self.is_counted = not self.out.exists(), self.is_counted or self.outputs.counts
+        self.is_new = not self.out.exists()
+        self.is_counted = self.is_counted or not {"labels", "table"}.isdisjoint(self.outputs.words)
         self.settings = json.loads(json.dumps({**self.settings, **self.outputs._asdict()}))
         self.told = self.settings
         self.last: tuple[Answer, Count] | None = None
@@ -117,22 +114,20 @@ class Results:
         """Take up what is there, if it was made with the same settings. Of other settings tables
         and files are refused; pages alone are made anew, as whoever takes their advice expects."""
         job, records = self.out / "job.json", self.out / ".fields"
-        told = self.settings
         if self.is_overwritten:
             shutil.rmtree(records, ignore_errors=True)
         elif job.is_file() and self._has_done():
             try:
-                told = parse_json(job.read_text("utf-8"), dict[str, Any], "its settings")
+                self.told = parse_json(job.read_text("utf-8"), dict[str, Any], "its settings")
             except ValueError as error:
                 raise StoreError(f"{job} is damaged ({error}): --overwrite begins anew") from error
             try:
-                refuse_changed(self.out, told, self.settings, self.free)
+                refuse_changed(self.out, self.told, self.settings, self.free)
             except InputError:
-                if not self.outputs.words == ("page",) == tuple(told.get("words", ())):
+                if not self.outputs.words == ("page",) == tuple(self.told.get("words", ())):
                     raise
                 shutil.rmtree(records, ignore_errors=True)
-                told = self.settings
-        self.told = told
+                self.told = self.settings
 
     def start(self, done: Sequence[Task]) -> None:
         """What is there from now on: the settings, and the tables of what is done."""
@@ -142,9 +137,9 @@ class Results:
 
     def find(self, task: Task, stamp: Mapping[str, Any]) -> dict[str, Any] | None:
         """The record of a field that is done, of the same file; a changed one is none."""
-        record = self.recorded(task)
-        is_done = record is not None and record.get("status") == "done"
-        return record if is_done and record.get("stamp") == dict(stamp) else None
+        record = self.recorded(task) or {}
+        is_same = record.get("status") == "done" and record.get("stamp") == dict(stamp)
+        return record if is_same else None
 
     def recorded(self, task: Task) -> dict[str, Any] | None:
         """What is known of a field."""

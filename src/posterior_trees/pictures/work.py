@@ -87,7 +87,7 @@ class Work:
         if not self.has_page:
             return None
         folder, scale = part / task.name, picture.reading.scale
-        facts = {"picture": str(task.field.path), "model": self.predictor.name}
+        facts: dict[str, Any] = {"picture": str(task.field.path), "model": self.predictor.name}
         facts |= {"scale": scale} if scale != 1 else {}
         example = write_folder(folder, made, facts, self.also)
         if self.is_many:

@@ -25,7 +25,7 @@ from posterior_trees.imaging.ome_zarr import stamp_of as stamp_of_zarr
 from posterior_trees.pictures.answer import Tiling
 from posterior_trees.pictures.folder import Also, write_links, write_page
 from posterior_trees.pictures.huge import is_huge, scratch_of, stream_field
-from posterior_trees.pictures.place import put_file, stage
+from posterior_trees.pictures.place import stage
 from posterior_trees.pictures.reading import Reading, stamp_of
 from posterior_trees.pictures.results import MANY, Results, Task
 from posterior_trees.pictures.work import Work
@@ -216,14 +216,15 @@ class _Run:
 
     def _show(self) -> None:
         """The page of all fields so far, in their order; of many, which have pages, the links."""
-        start, place = time.monotonic(), self.work.place
+        start, page = time.monotonic(), self.work.place / "index.html"
         shown = [task.name for task in self.tasks if task.name in self.examples]
         if self.work.is_many:
-            write_links(place / "index.html", shown)
+            write_links(page, shown)
         else:
             examples = [self.examples[name] for name in shown]
-            write_page(place / "index.html", self.work.predictor, examples)
-        put_file(place / "index.html", self.work.out)
+            write_page(page, self.work.predictor, examples)
+        self.work.out.mkdir(parents=True, exist_ok=True)
+        page.replace(self.work.out / page.name)
         self.page_at = time.monotonic()
         self.page_seconds = self.page_at - start
 

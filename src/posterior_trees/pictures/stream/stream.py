@@ -78,8 +78,8 @@ class Stream(Layout):
 
     def is_done(self, step: str, item: Item) -> bool:
         """Marked, and what was written is there in full, or not needed any more."""
-        is_read = step == "predict" and not self._is_used_up(*item)
-        return self.marks.has(step, item) if is_read or step != "predict" else True
+        is_needless = step == "predict" and self._is_used_up(*item)
+        return is_needless or self.marks.has(step, item)
 
     def _is_used_up(self, tile: int) -> bool:
         place = self.places[tile][0][:2]
