@@ -12,7 +12,7 @@ out/<stem>/tree.json         `{"schema": 1, "picture", "model", "branching", "si
                              to which `"scale"`, if that was asked for; of a model with a guarantee
                              the `"promise"`: `"cut"` (paths), `"intervals"` by measure, `"radius"`,
                              `"level"`, the p-value `"p"`, or why it is `"withdrawn"`
-out/<stem>/count*            with `--count`: the nuclei in the leaves, see `pictures/count.py`
+out/<stem>/count*            with `--count`: the nuclei in the leaves, see `nuclei/report.py`
 """
 
 import html
