@@ -106,9 +106,7 @@ class Summary(NamedTuple):
 
 
 def summarize(
-    values: Float[Tensor, "b"],
-    draws: int = 1000,
-    groups: Int[Tensor, "b"] | None = None,
+    values: Float[Tensor, "b"], draws: int = 1000, groups: Int[Tensor, "b"] | None = None
 ) -> Summary:
     """`groups` numbers what each value belongs to: the interval is that of drawing whole groups,
     and NaN where there is but one."""

@@ -8,13 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from posterior_trees.cli.batch import (
-    add_batch,
-    check_batch,
-    open_engine,
-    threads_of,
-    watches,
-)
+from posterior_trees.cli.batch import add_batch, check_batch, open_engine, threads_of, watches
 from posterior_trees.cli.model import add_model, find_measures, load_model
 from posterior_trees.cli.options import AUTO, add_device, add_measure, print_paths
 from posterior_trees.cli.picture import add_adjustment, add_plane, make_plane, make_reading

@@ -164,11 +164,7 @@ class Guarantee:
         return Ball(**vars(self.terms(level)), nodes=nodes, radius=radius)
 
     def interval(
-        self,
-        tree: Tree,
-        of: str | Sequence[int] | Measure,
-        level: float,
-        chosen: str = "before",
+        self, tree: Tree, of: str | Sequence[int] | Measure, level: float, chosen: str = "before"
     ) -> Interval:
         if chosen not in ("before", "after"):
             raise MeasureError(f"chosen is {chosen!r}: 'before' looking at the answers, or 'after'")

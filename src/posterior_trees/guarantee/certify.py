@@ -18,14 +18,7 @@ from posterior_trees.errors import GuaranteeError
 from posterior_trees.guarantee.bank import Bank, to_bytes
 from posterior_trees.guarantee.boxes import Box, Grid
 from posterior_trees.guarantee.certificate import Guarantee
-from posterior_trees.guarantee.judging import (
-    Judged,
-    Plan,
-    Rows,
-    check_enough,
-    judge,
-    number_of,
-)
+from posterior_trees.guarantee.judging import Judged, Plan, Rows, check_enough, judge, number_of
 from posterior_trees.guarantee.measures import find_measure
 from posterior_trees.guarantee.numbers import Measure
 from posterior_trees.guarantee.prints import fingerprint_of

@@ -265,6 +265,5 @@ def children_in(tree: Tree, path: Path) -> Siblings | None:
     children = [tree.node((*path, child)) for child in range(k)]
     log_probs = torch.stack([child.log_prob[0] for child in children])
     return Siblings(
-        torch.stack([child.image[0] for child in children]),
-        log_probs - tree.node(path).log_prob[0],
+        torch.stack([child.image[0] for child in children]), log_probs - tree.node(path).log_prob[0]
     )
