@@ -10,7 +10,6 @@ import torch
 from posterior_trees.errors import GuaranteeError
 from posterior_trees.guarantee.conformal import (
     beta_range,
-    control_risk,
     finest_level,
     p_values,
     quantile,
@@ -64,27 +63,6 @@ def test_groups_of_one_image_are_images_on_their_own():
         scores = torch.rand(1 + case, generator=draw(case), dtype=torch.float64)
         for level in LEVELS:
             assert quantile(scores, level) == quantile(scores, level, torch.arange(len(scores)))
-
-
-@pytest.mark.parametrize("risk", [0.1, 0.3])
-@pytest.mark.parametrize("is_grouped", [False, True])
-def test_leaving_one_out_keeps_the_risk(risk, is_grouped):
-    parameters = [*range(12)]
-    for case in range(CASES):
-        g = draw(case)
-        groups = draw_groups(g, 3 if is_grouped else 1)
-        losses = torch.randint(100, (len(groups), 12), generator=g).sort(1, True).values / 100
-        losses = torch.cat([losses.double(), torch.zeros(len(groups), 1).double()], dim=1)
-        names = groups.unique().tolist()
-        total = Fraction(0)
-        for j in names:
-            rest = groups != j
-            at = control_risk(losses[rest], [*parameters, 12], risk, groups[rest])
-            own = (losses[groups == j] * 100).round().long()
-            # No parameter is enough: the last one, whose loss is 0 for everybody, is what is left.
-            column = 12 if math.isinf(at) else int(at)
-            total += Fraction(int(own[:, column].sum()), 100 * len(own))
-        assert total <= len(names) * Fraction(str(risk))
 
 
 @pytest.mark.parametrize("has_ties", [False, True])
@@ -167,7 +145,3 @@ def test_what_cannot_be_is_refused_in_words():
         quantile(torch.tensor([1.0, math.nan, math.nan]), 0.5)
     with pytest.raises(GuaranteeError, match="3 scores and 2 group numbers"):
         weights(torch.tensor([0, 1]), 3)
-    with pytest.raises(GuaranteeError, match="losses rise"):
-        control_risk(torch.tensor([[0.1, 0.2]]), [0, 1], 0.5)
-    with pytest.raises(GuaranteeError, match=r"losses lie in 0…2"):
-        control_risk(torch.tensor([[2.0, 0.0]]), [0, 1], 0.5)

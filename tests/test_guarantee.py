@@ -53,18 +53,17 @@ def holds(cut: list[tuple[int, ...]], path: list[tuple[int, ...]]) -> bool:
 def test_a_cut_above_the_score_holds_the_path(branching, nodes, absent):
     """And right below the score it does not: no smaller score would do."""
     tree, x = draw_trees(10, branching, absent=absent)
-    layout = None if nodes is None else cuts.antichains(tree.branching, nodes)
     every = cuts.antichains(tree.branching, nodes or 2)
-    scores = cuts.score(tree, x, layout).tolist()
+    scores = cuts.score(tree, x, nodes).tolist()
     for i, (score, path) in enumerate(zip(scores, path_of(tree, x), strict=True)):
-        masses = cuts.sieve(tree[i], every).mass[0].unique() / cuts.WHOLE
+        masses = cuts.sieve(tree[i], every)[1].unique() / cuts.WHOLE
         between = (masses[1:] + masses[:-1]) / 2
         steps = torch.cat([masses, between, torch.tensor([score])])
         for q in steps[steps >= score].tolist():
-            ((paths, _),) = cuts.cut(tree[i], q, layout)
+            ((paths, _),) = cuts.cut(tree[i], q, nodes)
             assert holds(paths, path)
         if score > 0:
-            ((paths, _),) = cuts.cut(tree[i], score - 0.5 / cuts.WHOLE, layout)
+            ((paths, _),) = cuts.cut(tree[i], score - 0.5 / cuts.WHOLE, nodes)
             assert not holds(paths, path)
 
 
@@ -72,9 +71,8 @@ def test_a_cut_above_the_score_holds_the_path(branching, nodes, absent):
 @pytest.mark.parametrize("nodes", [1, 3, None])
 def test_a_cut_is_an_antichain_with_more_than_the_mass_asked_for(branching, nodes):
     tree, _ = draw_trees(15, branching, absent=0.3)
-    layout = None if nodes is None else cuts.antichains(tree.branching, nodes)
     for q in (0.0, 0.3, 0.77, 0.99):
-        for i, (paths, probs) in enumerate(cuts.cut(tree, q, layout)):
+        for i, (paths, probs) in enumerate(cuts.cut(tree, q, nodes)):
             assert sum(probs) > q - 1e-6
             assert nodes is None or len(paths) <= nodes
             assert all(p > 0 for p in probs)
@@ -126,10 +124,9 @@ def test_permuting_children_permutes_the_cut():
     tree, x = draw_trees(30, absent=0.2)
     other, moved = permuted(tree, 1)
     for nodes in (1, 3, None):
-        layout = None if nodes is None else cuts.antichains((3, 3), nodes)
-        assert torch.equal(cuts.score(tree, x, layout), cuts.score(other, x, layout))
+        assert torch.equal(cuts.score(tree, x, nodes), cuts.score(other, x, nodes))
         for q in (0.0, 0.4, 0.8, 0.95):
-            pairs = zip(cuts.cut(tree, q, layout), cuts.cut(other, q, layout), strict=True)
+            pairs = zip(cuts.cut(tree, q, nodes), cuts.cut(other, q, nodes), strict=True)
             for (paths, _), (others, _) in pairs:
                 assert {moved[path] for path in paths} == set(others)
 

@@ -1,5 +1,6 @@
 """What a guarantee says of a tree, and on what it rests."""
 
+import math
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -9,17 +10,16 @@ from torch import Tensor
 from posterior_trees.errors import GuaranteeError
 from posterior_trees.guarantee.boxes import Box
 from posterior_trees.guarantee.conformal import (
+    ROUNDING,
     Groups,
     beta_range,
     check_level,
+    finest_level,
     quantile,
-    why_too_fine,
 )
 
-
-def name_units(kind: str) -> str:
-    """What the groups of a kind are called."""
-    return {"well": "wells", "file": "files"}.get(kind, "groups")
+UNITS = {"well": "wells", "file": "files"}
+"""What the groups of a kind are called."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,14 @@ class Terms:
     level: float
     n: int
     groups: int | None
-    units: str = field(default="groups", kw_only=True)
+    kind: str = field(default="", kw_only=True)
+
+    def __post_init__(self) -> None:
+        check_level(self.level)
+
+    @property
+    def units(self) -> str:
+        return UNITS.get(self.kind, "groups")
 
     @property
     def range(self) -> tuple[float, float]:
@@ -40,11 +47,14 @@ class Terms:
     @property
     def too_fine(self) -> str:
         """Why so few cannot promise this level; empty if they can."""
-        units = self.units if self.groups else "images"
-        return why_too_fine(self.level, self.groups or self.n, units)
-
-    def __post_init__(self) -> None:
-        check_level(self.level)
+        count, things = (self.groups, self.units) if self.groups else (self.n, "images")
+        if self.level <= finest_level(count) + ROUNDING:
+            return ""
+        return (
+            f"{100 * self.level:g} % is finer than {count} {things} allow: they promise up to "
+            f"{100 * finest_level(count):.3g} %, and {100 * self.level:g} % needs "
+            f"{math.ceil(1 / (1 - self.level) - 1 - ROUNDING)} {things}"
+        )
 
     def __str__(self) -> str:
         low, high = (round(100 * share) for share in self.range)

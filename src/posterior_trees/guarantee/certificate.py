@@ -16,15 +16,7 @@ from torch import Tensor
 from posterior_trees import store
 from posterior_trees.errors import GuaranteeError, MeasureError
 from posterior_trees.guarantee import balls, boxes, cuts
-from posterior_trees.guarantee.answers import (
-    Ball,
-    Cut,
-    Interval,
-    Scores,
-    Terms,
-    Withdrawn,
-    name_units,
-)
+from posterior_trees.guarantee.answers import Ball, Cut, Interval, Scores, Terms, Withdrawn
 from posterior_trees.guarantee.boxes import Box, Grid
 from posterior_trees.guarantee.conformal import finest_level, p_values
 from posterior_trees.guarantee.measures import find_known
@@ -97,7 +89,7 @@ class Guarantee:
         return finest_level(self.groups or self.n)
 
     def terms(self, level: float) -> Terms:
-        return Terms(level, self.n, self.groups, units=name_units(self.facts["kind"]))
+        return Terms(level, self.n, self.groups, kind=self.facts["kind"])
 
     def check(self, predictor: TreePredictor) -> None:
         """Refuse a predictor that is not the one these promises were made for."""
@@ -149,11 +141,10 @@ class Guarantee:
     def cut(self, tree: Tree, level: float, nodes: int | None = 3) -> list[Cut]:
         key = "leaves" if nodes is None else f"cut{nodes}"
         q = self._quantile(key, f"cuts of at most {nodes} nodes", level)
-        layout = None if nodes is None else cuts.antichains(tree.branching, nodes)
         terms = vars(self.terms(level))
         return [
             Cut(**terms, paths=tuple(paths), masses=tuple(masses))
-            for paths, masses in cuts.cut(tree, q, layout)
+            for paths, masses in cuts.cut(tree, q, nodes)
         ]
 
     def ball(self, tree: Tree, level: float) -> Ball:
@@ -187,19 +178,16 @@ class Guarantee:
     def for_page(self, tree: Tree) -> dict[str, Any]:
         """All that a page says of one image's tree, as JSON, at the level that was asked for."""
         level = self.facts.get("level", 0.9)
-        if too_fine := self.terms(level).too_fine:
-            return {"withdrawn": too_fine}
+        terms = self.terms(level)
+        if terms.too_fine:
+            return {"withdrawn": terms.too_fine}
         p = None if tree.p_values is None else tree.p_values[0].item()
+        said: dict[str, Any] = {"level": level, "words": str(terms), "p": p, "withdrawn": ""}
         if p is not None and p <= self.least_p:
-            why = f"unlike the calibration images (p = {p:.2g})"
-            return {"level": level, "words": str(self.terms(level)), "p": p, "withdrawn": why}
+            return said | {"withdrawn": f"unlike the calibration images (p = {p:.2g})"}
         names = [name for name in self.facts["measures"] if name in self.measures]
         named = {name: self.interval(tree, name, level) for name in names}
-        said: dict[str, Any] = {
-            "level": level,
-            "words": str(self.terms(level)),
-            "p": p,
-            "withdrawn": "",
+        said |= {
             "cut": [list(path) for path in self.cut(tree, level)[0].paths],
             "radius": self.ball(tree, level).radius[0].item(),
             "intervals": {k: [v.low[0].item(), v.high[0].item()] for k, v in named.items()},
@@ -219,8 +207,7 @@ class Guarantee:
             raise MeasureError(
                 f"nothing is promised about {name!r}; measures of this calibration: {known}. Name "
                 "it when calibrating (measures={…}, or --measure), or give a function and a bank"
-                + after
-                * name.startswith("box=")
+                f"{after * name.startswith('box=')}"
             )
         if name not in self.measures:
             raise MeasureError(
@@ -246,16 +233,16 @@ class Guarantee:
 
     def _after(self, tree: Tree, box: Box, level: float) -> Interval:
         q = self._quantile("boxes", "boxes", level)
-        grid = self.grid
-        numbers, taken = grid.fill(box)
-        mean, variance = boxes.moments(tree, grid)
+        numbers, taken = self.grid.fill(box)
+        mean, variance = boxes.moments(tree, self.grid)
         half = q * (variance + self.fitted["boxes"].double()).sqrt()
         low, high = ((mean + way * half).clamp(0, 1)[:, numbers].mean(dim=1) for way in (-1, 1))
         return Interval(**vars(self.terms(level)), low=low, high=high, of=taken)
 
     @property
     def grid(self) -> Grid:
-        return grid_of(self.facts)
+        kept = self.facts["grid"]
+        return Grid(Box(*kept["inside"]), tuple(kept["size"]), tuple(kept["step"]))
 
     def _quantile(self, key: str, what: str, level: float) -> float:
         if key not in self.scores:
@@ -301,7 +288,6 @@ class Guarantee:
             check(kept, MEASURE, f"the guarantee.measures[{name!r}]", required=tuple(MEASURE))
         if facts["grid"] is not None:
             check(facts["grid"], GRID, "the guarantee.grid", required=tuple(GRID))
-            grid_of(facts).check(facts["shape"])
         scores = {k: Scores(v, parts["groups"].get(k)) for k, v in parts["scores"].items()}
         for name, score in scores.items():
             score.check(name, facts["n"], facts["groups"])
@@ -316,9 +302,7 @@ class Guarantee:
             raise GuaranteeError(f"the guarantee is damaged: {bad[0]} is not finite")
         sources = {name: kept["source"] for name, kept in facts["measures"].items()}
         known = {k: find_known(v) for k, v in sources.items() if v is not None and ":" not in v}
-        return cls(scores, parts["fitted"], facts, known)
-
-
-def grid_of(facts: dict[str, Any]) -> Grid:
-    kept = facts["grid"]
-    return Grid(Box(*kept["inside"]), tuple(kept["size"]), tuple(kept["step"]))
+        found = cls(scores, parts["fitted"], facts, known)
+        if facts["grid"] is not None:
+            found.grid.check(facts["shape"])
+        return found

@@ -17,7 +17,6 @@ are classes) or knows cuts of a tree; they would save the lines of `quantile`.
 """
 
 import math
-from collections.abc import Sequence
 
 import torch
 from jaxtyping import Float, Int
@@ -61,56 +60,20 @@ def p_values(
     return ((1 + total - below[rank]) / (total + 1)).clamp(max=1.0)
 
 
-def control_risk(
-    losses: Float[Tensor, "n m"],
-    parameters: Sequence[float | int],
-    risk: float,
-    groups: Groups = None,
-) -> float:
-    r"""The smallest parameter $\hat\lambda$ with $E\,L_{\text{new}}(\hat\lambda) \le$ `risk`
-    (Angelopoulos et al., 2024): $(\sum_i L_i(\lambda) + 1) / (n + 1) \le$ `risk`.
-
-    `losses` lie in [0, 1] and fall along `parameters`; a group's loss is its mean, and $n$ then the
-    number of groups. No parameter may be enough: $\infty$.
-    """
-    check_level(risk, "risk")
-    if losses.numel() and not 0 <= losses.min() <= losses.max() <= 1:
-        raise GuaranteeError(f"losses lie in {losses.min():g}…{losses.max():g}; give them in 0…1")
-    if (losses.diff(dim=1) > 0).any():
-        raise GuaranteeError("losses rise along the parameters; order these so that losses fall")
-    votes = weights(groups, len(losses))
-    total = _count(votes)
-    mean = ((votes[:, None] * losses.double()).sum(dim=0) + 1) / (total + 1)
-    enough = (mean <= risk + ROUNDING).nonzero()[:, 0].tolist()
-    return float(parameters[enough[0]]) if enough else math.inf
-
-
 def finest_level(units: int) -> float:
     """The highest level that so many images, or groups, can promise."""
     return 1 - 1 / (units + 1)
 
 
-def why_too_fine(level: float, units: int, things: str) -> str:
-    """Why so few images or groups cannot promise a level; empty if they can."""
-    check_level(level)
-    if level <= finest_level(units) + ROUNDING:
-        return ""
-    return (
-        f"{100 * level:g} % is finer than {units} {things} allow: they promise up to "
-        f"{100 * finest_level(units):.3g} %, and {100 * level:g} % needs "
-        f"{math.ceil(1 / (1 - level) - 1 - ROUNDING)} {things}"
-    )
-
-
-def beta_range(units: int, level: float, mass: float = 0.9) -> tuple[float, float]:
-    """Where the coverage of one calibration lies with probability `mass`: the middle of
-    Beta(k, n+1−k). It is `level` on average over calibrations, not in each."""
+def beta_range(units: int, level: float) -> tuple[float, float]:
+    """Where the coverage of one calibration lies 9 times of 10: the middle of Beta(k, n+1−k). It is
+    `level` on average over calibrations, not in each."""
     from scipy.special import betaincinv
 
     k = math.ceil((units + 1) * level - ROUNDING)
     if k > units:
         return 1.0, 1.0
-    low, high = betaincinv(k, units + 1 - k, [(1 - mass) / 2, (1 + mass) / 2]).tolist()
+    low, high = betaincinv(k, units + 1 - k, [0.05, 0.95]).tolist()
     return low, high
 
 
@@ -124,9 +87,9 @@ def weights(groups: Groups, n: int) -> Float[Tensor, "n"]:
     return 1 / place.bincount().double()[place]
 
 
-def check_level(level: float, name: str = "level") -> None:
+def check_level(level: float) -> None:
     if not 0 < level < 1:
-        raise GuaranteeError(f"{name} is {level}; it is a share above 0 and below 1, such as 0.9")
+        raise GuaranteeError(f"level is {level}; it is a share above 0 and below 1, such as 0.9")
 
 
 def check_scores(scores: Tensor) -> None:

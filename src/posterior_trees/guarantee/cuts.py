@@ -21,6 +21,7 @@ children permutes the cut, and what a float32 stores is what was compared.
 """
 
 from functools import lru_cache
+from itertools import chain, product
 from typing import NamedTuple
 
 import torch
@@ -49,8 +50,7 @@ class Layout(NamedTuple):
 def antichains(branching: tuple[int, ...], nodes: int) -> Layout:
     """All antichains of at most so many nodes: fewer nodes first, then those higher up."""
     sizes = level_sizes(branching)
-    parts = [torch.eye(n).repeat_interleave(sizes[-1] // n, dim=1) for n in sizes]
-    covers = torch.cat(parts)
+    covers = torch.cat([torch.eye(n).repeat_interleave(sizes[-1] // n, dim=1) for n in sizes])
     count = len(covers)
     apart = covers @ covers.T == 0
     chains, found = torch.arange(count)[:, None], []
@@ -64,15 +64,8 @@ def antichains(branching: tuple[int, ...], nodes: int) -> Layout:
             )
         one, other = further.nonzero(as_tuple=True)
         chains = torch.cat([chains[one], other[:, None]], dim=1)
-    return Layout(paths_of(branching), covers.bool(), torch.cat(found))
-
-
-def paths_of(branching: tuple[int, ...]) -> list[Path]:
-    """The path of every node, level by level."""
-    levels: list[list[Path]] = [[()]]
-    for k in branching:
-        levels.append([(*path, child) for path in levels[-1] for child in range(k)])
-    return [path for level in levels for path in level]
+    levels = (product(*map(range, branching[:level])) for level in range(len(sizes)))
+    return Layout(list(chain(*levels)), covers.bool(), torch.cat(found))
 
 
 def leaf_masses(tree: Tree) -> Int[Tensor, "b leaves"]:
@@ -83,58 +76,49 @@ def leaf_masses(tree: Tree) -> Int[Tensor, "b leaves"]:
     return masses.scatter_add(1, largest, WHOLE - masses.sum(dim=1, keepdim=True))
 
 
-class Sieve(NamedTuple):
-    """The antichains of each tree in its order: `place` in the layout, and their mass; `is_chosen`
-    says which of them some threshold chooses."""
-
-    place: Int[Tensor, "b antichains"]
-    mass: Int[Tensor, "b antichains"]
-    is_chosen: Bool[Tensor, "b antichains"]
-
-
-def sieve(tree: Tree, layout: Layout) -> Sieve:
-    masses, covers = leaf_masses(tree), layout.covers.double()
-    present = ~tree.is_absent(tree.depth).cpu()
-    members = layout.members.double()
-    mass = (masses.double() @ covers.T @ members.T).long()  # whole numbers below 2^53: exact
-    leaves = present.double() @ covers.T
+def sieve(
+    tree: Tree, layout: Layout
+) -> tuple[Int[Tensor, "b antichains"], Int[Tensor, "b antichains"]]:
+    """The antichains of each tree in its order: their places in the layout, and their masses."""
+    covers, members = layout.covers.double(), layout.members.double()
+    # whole numbers below 2^53: exact
+    mass = (leaf_masses(tree).double() @ covers.T @ members.T).long()
+    leaves = (~tree.is_absent(tree.depth)).cpu().double() @ covers.T
     key = (leaves @ members.T).long() * 2 * WHOLE + WHOLE - mass
     is_void = (leaves == 0).double() @ members.T > 0  # with an absent node: as good without it
     key = key.masked_fill(is_void, torch.iinfo(torch.long).max)
     place = key.argsort(dim=1, stable=True)
-    mass = mass.masked_fill(is_void, 0).gather(1, place)
-    before = torch.cat([mass.new_zeros(len(mass), 1), mass.cummax(dim=1).values[:, :-1]], dim=1)
-    return Sieve(place, mass, mass > before)
+    return place, mass.masked_fill(is_void, 0).gather(1, place)
 
 
-def score(tree: Tree, x: Float[Tensor, "b *shape"], layout: Layout | None) -> Float[Tensor, "b"]:
-    """The $S$ of every image, a share of 1; without a layout that of the likeliest leaves."""
+def score(tree: Tree, x: Float[Tensor, "b *shape"], nodes: int | None) -> Float[Tensor, "b"]:
+    """The $S$ of every image, a share of 1."""
     path = tree.descend(x).cpu()
-    if layout is None:
+    if nodes is None:
         masses = leaf_masses(tree)
         likelier = masses > masses.gather(1, path[:, -1:])
         return (masses * likelier).sum(dim=1).float() / WHOLE
+    layout = antichains(tree.branching, nodes)
     sizes = torch.tensor(level_sizes(tree.branching)).cumsum(0)
     on_path = torch.zeros(len(tree), len(layout.paths))
     on_path.scatter_(1, path + (sizes - sizes.diff(prepend=sizes.new_zeros(1))), 1.0)
-    found = sieve(tree, layout)
-    holds = (on_path @ layout.members.float().T > 0).gather(1, found.place)
-    return (found.mass * (found.is_chosen & ~holds)).amax(dim=1).float() / WHOLE
+    place, mass = sieve(tree, layout)
+    before = torch.cat([mass.new_zeros(len(mass), 1), mass.cummax(dim=1).values[:, :-1]], dim=1)
+    holds = (on_path @ layout.members.float().T > 0).gather(1, place)
+    return (mass * ((mass > before) & ~holds)).amax(dim=1).float() / WHOLE
 
 
-def cut(
-    tree: Tree, threshold: float, layout: Layout | None
-) -> list[tuple[list[Path], list[float]]]:
+def cut(tree: Tree, threshold: float, nodes: int | None) -> list[tuple[list[Path], list[float]]]:
     """Paths and probabilities of $C_t$ for every tree of a batch."""
-    if layout is None:
-        return [_likeliest(tree[i], threshold) for i in range(len(tree))]
-    found = sieve(tree, layout)
-    cuts = []
-    for place, mass in zip(found.place, found.mass, strict=True):
+    if nodes is None:
+        return [_likeliest(one, threshold) for one in tree]
+    layout, found = antichains(tree.branching, nodes), []
+    for one, place, mass in zip(tree, *sieve(tree, layout), strict=True):
         enough = (mass > threshold * WHOLE).nonzero()[:, 0].tolist()
-        nodes = layout.members[place[enough[0]]] if enough else layout.members[0]
-        cuts.append([layout.paths[i] for i in nodes.nonzero()[:, 0].tolist()])
-    return [(paths, _probs(tree[i], paths)) for i, paths in enumerate(cuts)]
+        members = layout.members[place[enough[0]]] if enough else layout.members[0]
+        paths = [layout.paths[i] for i in members.nonzero()[:, 0].tolist()]
+        found.append((paths, _probs(one, paths)))
+    return found
 
 
 def _likeliest(tree: Tree, threshold: float) -> tuple[list[Path], list[float]]:

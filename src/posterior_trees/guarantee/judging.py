@@ -10,7 +10,7 @@ from torch import Tensor
 
 from posterior_trees.errors import GuaranteeError, plural
 from posterior_trees.guarantee import balls, boxes, cuts
-from posterior_trees.guarantee.answers import Scores, Terms, name_units
+from posterior_trees.guarantee.answers import UNITS, Scores, Terms
 from posterior_trees.guarantee.boxes import Grid
 from posterior_trees.guarantee.certificate import SCHEMA, Guarantee
 from posterior_trees.guarantee.conformal import Groups
@@ -43,9 +43,8 @@ class Plan(NamedTuple):
 
 def judge(tree: Tree, x: Float[Tensor, "b *shape"], plan: Plan, names: Sequence[str]) -> Rows:
     """What scores are made of, for every image of a batch."""
-    layout = cuts.antichains(tree.branching, plan.nodes)
     rows = {
-        f"cut{plan.nodes}": cuts.score(tree, x, layout),
+        f"cut{plan.nodes}": cuts.score(tree, x, plan.nodes),
         "leaves": cuts.score(tree, x, None),
         "ball.features": balls.features(tree, plan.hole),
         "ball.error": balls.nearest_error(tree, x, plan.hole),
@@ -111,13 +110,14 @@ def check_enough(
     scored = [label for label, is_fit in zip(labels, fits.tolist(), strict=True) if not is_fit]
     n, count, others = len(scored), len(set(scored)), len(labels) - len(scored)
     if min(count, others) < LEAST:
+        units = UNITS.get(kind, "groups")
         raise GuaranteeError(
-            f"{others} images would fit the scales and {n} in {count} {name_units(kind)} give "
-            f"scores; both take {LEAST} at least. Give more {name_units(kind)}, or other images to "
-            "fit the scales (fit=…, or --fit SPLIT), which leaves all for scores"
+            f"{others} images would fit the scales and {n} in {count} {units} give scores; both "
+            f"take {LEAST} at least. Give more {units}, or other images to fit the scales (fit=…, "
+            "or --fit SPLIT), which leaves all for scores"
         )
     groups = count if len(set(labels)) < len(labels) else None
-    if level is not None and (why := Terms(level, n, groups, units=name_units(kind)).too_fine):
+    if level is not None and (why := Terms(level, n, groups, kind=kind).too_fine):
         raise GuaranteeError(f"{why} that score (others may fit the scales: fit=…, or --fit SPLIT)")
 
 

@@ -12,7 +12,6 @@ uniform if the probabilities are right. It piles up near 1 if they are too sure,
 too unsure; $z$ is its mean in standard errors, over groups.
 """
 
-import math
 from itertools import compress
 from os import PathLike
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -29,7 +28,7 @@ from posterior_trees.guarantee.judging import Rows, number_of, score_rows, take
 from posterior_trees.guarantee.numbers import Form
 from posterior_trees.seeding import unit_hash
 from posterior_trees.store import whole
-from posterior_trees.tree import grow
+from posterior_trees.tree import grow, level_sizes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -207,10 +206,8 @@ def _cut(
     """Paths of every image's cut, and how many leaves they cover; images do not matter to it."""
     probs = rows["probs"]
     stubs = grow(probs.new_zeros((*probs.shape, 1)), probs.log(), branching)
-    layout = None if nodes is None else cuts.antichains(stubs.branching, nodes)
-    below = [math.prod(branching[level:]) for level in range(len(branching) + 1)]
-    found = cuts.cut(stubs, q, layout)
-    return [(paths, sum(below[len(path)] for path in paths)) for paths, _ in found]
+    sizes, found = level_sizes(branching), cuts.cut(stubs, q, nodes)
+    return [(paths, sum(sizes[-1] // sizes[len(p)] for p in paths)) for paths, _ in found]
 
 
 def _reliability(rows: Rows) -> list[tuple[float, float, int]]:
