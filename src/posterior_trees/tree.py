@@ -9,6 +9,7 @@ A node may be *absent* (clustered samples leave some): its log-probability is $-
 copy of its parent's, and no path ever goes through it.
 """
 
+import itertools
 import math
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -153,10 +154,7 @@ class Tree:
 
     def paths(self, level: int) -> list[tuple[int, ...]]:
         """The path of every node of a level, in node order."""
-        paths: list[tuple[int, ...]] = [()]
-        for k in self.branching[:level]:
-            paths = [(*path, child) for path in paths for child in range(k)]
-        return paths
+        return list(itertools.product(*map(range, self.branching[:level])))
 
     def is_absent(self, level: int) -> Tensor:
         return self.log_probs[level].isneginf()
@@ -325,14 +323,12 @@ def layout(
     """
     if not isinstance(branching, int):
         levels = tuple(int(k) for k in branching)
+    elif branching < 2:
+        raise InputError(f"branching is {branching}; a node needs at least 2 children")
     else:
         if depth is None:
-            depth = 0
-            while branching >= 2 and branching**depth < (leaves or 1):
-                depth += 1
+            depth = next(d for d in itertools.count() if branching**d >= (leaves or 1))
         levels = (branching,) * depth
-        if branching < 2:
-            raise InputError(f"branching is {branching}; a node needs at least 2 children")
     if any(k < 2 for k in levels):
         raise InputError(f"branching is {levels}; every level needs at least 2 children per node")
     if leaves is not None and math.prod(levels) != leaves:
