@@ -83,10 +83,8 @@ def calibrate(
         fits = torch.arange(len(labels)) >= len(images)
         about["fit"] = fingerprint(fit.names)
     check_enough(labels, fits, level, about["kind"])
-    parts = [
-        _judge_all(predictor, some, plan, seed, batch_size, watch)
-        for some in (images, fit) if some is not None
-    ]  # fmt: skip
+    sets = [some for some in (images, fit) if some is not None]
+    parts = [p for some in sets for p in _judged(predictor, some, plan, seed, batch_size, watch)]
     rows = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
     found = Judged(rows, labels, fits, plan, about).conclude()
     if bank:
@@ -148,9 +146,9 @@ def labels_of(names: Sequence[str], groups: str | Sequence[str]) -> list[str]:
     """What each image belongs to."""
     if groups == "image":
         return list(names)
+    if groups in ("file", "well"):
+        return [group_of(name, groups) for name in names]
     if isinstance(groups, str):
-        if groups in ("file", "well"):
-            return [group_of(name, groups) for name in names]
         raise GuaranteeError(f"groups is {groups!r}: 'well', 'file', 'image', or a name for each")
     if len(groups) != len(names):
         raise GuaranteeError(f"{len(names)} images and {len(groups)} groups: they must be as many")
@@ -164,17 +162,14 @@ def drawn(labels: Sequence[str], seed: int) -> Bool[Tensor, "n"]:
     return torch.tensor([unit_hash(label, salt) < FIT_SHARE for label in labels])
 
 
-def _judge_all(predictor, images, plan, seed, batch_size, watch) -> Rows:
-    parts: dict[str, list[Tensor]] = {}
+def _judged(predictor, images, plan, seed, batch_size, watch) -> Iterator[Rows]:
     with pooled_features(predictor) as pooled:
         for names, x, tree in _predict_all(predictor, images, seed, batch_size, watch):
             rows = judge(tree, x, plan, names)
             if pooled:
                 rows["pooled"] = pooled[0].float().cpu()
                 pooled.clear()
-            for name, row in rows.items():
-                parts.setdefault(name, []).append(row)
-    return {name: torch.cat(part) for name, part in parts.items()}
+            yield rows
 
 
 def _fill_bank(predictor, images, labels: list[str], seed: int, batch_size: int) -> Bank:

@@ -109,10 +109,9 @@ def measure_leaves(
     tree: Tree, measure: Measure, name: str, names: Sequence[str] | None = None
 ) -> Values:
     """The measure of every leaf; an absent one repeats its parent, and weighs nothing."""
-    of = [f"an answer to {name}" for name in names or ["a tree"] * len(tree)]
     count = tree.leaves.shape[1]
-    each = [one for one in of for _ in range(count)]
-    return measure_each(tree.leaves.flatten(0, 1), measure, name, each).reshape(-1, count)
+    of = [f"an answer to {one}" for one in names or ["a tree"] * len(tree) for _ in range(count)]
+    return measure_each(tree.leaves.flatten(0, 1), measure, name, of).reshape(-1, count)
 
 
 def measure_each(
