@@ -1,5 +1,7 @@
 """The measurements that we have: a hole, lost colour, noise, fewer pixels, another modality."""
 
+from collections.abc import Sequence
+
 import torch
 from jaxtyping import Bool
 from torch import Tensor
@@ -35,10 +37,10 @@ class Inpaint(Measurement):
     @classmethod
     def box(
         cls,
-        rows: tuple[int, int],
-        columns: tuple[int, int],
-        size: tuple[int, int],
-        of: tuple[int, int] | None = None,
+        rows: Sequence[int],
+        columns: Sequence[int],
+        size: Sequence[int],
+        of: Sequence[int] = (),
         fill: float | int = 0.5,
     ) -> "Inpaint":
         """Hide a box, first and last row and column inclusive, given for images of size `of`

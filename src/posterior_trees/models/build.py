@@ -26,23 +26,15 @@ def build_measurement(recipe: Recipe) -> Measurement:
                 "measurement.kind 'inpaint' needs rows = [first, last], columns = [first, last] "
                 "and of = [height, width]"
             )
-        for name, (first, last), side in (
-            ("rows", spec.rows, spec.of[0]),
-            ("columns", spec.columns, spec.of[1]),
-        ):
+        edges = ("rows", spec.rows), ("columns", spec.columns)
+        for (name, (first, last)), side in zip(edges, spec.of, strict=True):
             if not 0 <= first <= last < side:
                 raise RecipeError(
                     f"measurement.{name} is [{first}, {last}]; of images with {side} {name} "
                     f"(measurement.of) they are the first and the last hidden, 0 to {side - 1}"
                 )
         size = data.size or spec.of
-        return Inpaint.box(
-            (spec.rows[0], spec.rows[1]),
-            (spec.columns[0], spec.columns[1]),
-            size=(size[0], size[1]),
-            of=(spec.of[0], spec.of[1]),
-            fill=spec.fill,
-        )
+        return Inpaint.box(spec.rows, spec.columns, size=size, of=spec.of, fill=spec.fill)
     if spec.kind == "colorize":
         return Colorize()
     if spec.kind == "denoise":

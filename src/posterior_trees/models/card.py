@@ -113,10 +113,7 @@ def describe_model(predictor: Predictor) -> dict[str, str]:
     made += [f"by `{facts['command']}`"] if facts.get("command") else []
     words = {
         "name": predictor.name or "Posterior tree",
-        "task": says(predictor, "task"),
-        "takes": says(predictor, "takes"),
-        "prepare": says(predictor, "prepare"),
-        "unfit": says(predictor, "unfit"),
+        **{key: says(predictor, key) for key in ("task", "takes", "prepare", "unfit")},
         "scores": _scores(facts.get("test") or {}),
         "origin": f"Trained with posterior-trees {', '.join(made)}" if made else "",
         "speed": _speed(facts.get("speed") or {}),

@@ -18,19 +18,15 @@ SCHEME = "hf://"
 FILE = "model.safetensors"
 README = "README.md"
 LIBRARY = "posterior-trees"
-PART = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9])?")
+PART = r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9])?"
+ADDRESS = re.compile(rf"{SCHEME}({PART}/{PART})(?:@([\w./-]{{1,100}}))?")
 
 
 class Address(NamedTuple):
     """Where a model lies on the hub; without a revision it is the newest."""
 
-    owner: str
-    name: str
+    repository: str
     revision: str | None
-
-    @property
-    def repository(self) -> str:
-        return f"{self.owner}/{self.name}"
 
     def __str__(self) -> str:
         return SCHEME + self.repository + (f"@{self.revision}" if self.revision else "")
@@ -42,16 +38,9 @@ def is_address(text: str | PathLike[str]) -> bool:
 
 def read_address(text: str) -> Address:
     """The parts of `hf://owner/name[@revision]`."""
-    path, at, revision = text.removeprefix(SCHEME).partition("@")
-    parts = path.split("/")
-    if not (
-        is_address(text)
-        and len(parts) == 2
-        and all(PART.fullmatch(part) for part in parts)
-        and (not at or re.fullmatch(r"[\w./-]{1,100}", revision))
-    ):
+    if not (found := ADDRESS.fullmatch(text)):
         raise ModelError(f"{text!r} is no address on the hub: write hf://owner/name[@revision]")
-    return Address(parts[0], parts[1], revision or None)
+    return Address(found[1], found[2])
 
 
 def fetch(text: str) -> Path:
