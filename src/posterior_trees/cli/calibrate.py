@@ -5,16 +5,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from posterior_trees.cli.evaluate import load_images, load_judged
-from posterior_trees.cli.model import add_model
-from posterior_trees.cli.options import (
-    add_data,
-    add_device,
-    add_limit,
-    add_measure,
-    add_split,
-    count,
-)
+from posterior_trees.cli.evaluate import add_judged, load_images, load_judged
+from posterior_trees.cli.options import add_limit, add_measure, count
 from posterior_trees.errors import InputError
 
 if TYPE_CHECKING:
@@ -27,10 +19,7 @@ def add(commands: Any) -> None:
     parser = commands.add_parser(
         "calibrate", help="promises that hold: a certificate from images the model never saw"
     )
-    add_model(parser)
-    add_data(parser)
-    add_device(parser)
-    add_split(parser, SPLITS)
+    add_judged(parser, SPLITS)
     parser.add_argument("--fit", choices=("train", *SPLITS), help="images that fit the scales [a "
                         "third of the same, which then give no scores]")  # fmt: skip
     parser.add_argument("--groups", choices=("well", "file", "image"), help="what is held out as a "
@@ -71,11 +60,10 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.limit:
         images = images.subset(evenly_spaced(len(images), arguments.limit))
     box = arguments.box and tuple(arguments.box)
+    fit = load_images(recipe, arguments, arguments.fit) if arguments.fit else None
     guarantee = calibrate(
-        predictor, images, arguments.groups, arguments.measure, box, arguments.seed,
-        level=arguments.level,
-        fit=load_images(recipe, arguments, arguments.fit) if arguments.fit else None,
-        batch_size=recipe.training.evaluation_batch,
+        predictor, images, arguments.groups, arguments.measure, box, arguments.seed, fit=fit,
+        level=arguments.level, batch_size=recipe.training.evaluation_batch,
         bank=arguments.bank or 0, watch=track("calibrating"),
     )  # fmt: skip
     guarantee.facts |= {"split": arguments.split, "note": arguments.note or ""}

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from posterior_trees.cli.model import add_model, load_model
-from posterior_trees.cli.options import add_data, add_device, add_limit, add_split
+from posterior_trees.cli.options import SPLITS, add_data, add_device, add_limit, add_split
 from posterior_trees.errors import plural
 
 SEEN_APART = 0.25
@@ -15,13 +15,18 @@ SEEN_APART = 0.25
 
 def add(commands: Any) -> None:
     evaluate = commands.add_parser("evaluate", help="PSNR, NLL and leaf use of a model on a split")
-    add_model(evaluate)
-    add_data(evaluate)
-    add_device(evaluate)
-    add_split(evaluate)
+    add_judged(evaluate)
     add_limit(evaluate, "the first of the split [all]")
     evaluate.add_argument("--json", type=Path, metavar="FILE", help="file for the numbers")
     evaluate.set_defaults(run=run_evaluate)
+
+
+def add_judged(parser: argparse.ArgumentParser, splits: tuple[str, ...] = SPLITS) -> None:
+    """MODEL, and the images that it is judged on."""
+    add_model(parser)
+    add_data(parser)
+    add_device(parser)
+    add_split(parser, splits)
 
 
 def run_evaluate(arguments: argparse.Namespace) -> None:
@@ -75,44 +80,37 @@ def load_images(recipe: Any, arguments: argparse.Namespace, split: str) -> Any:
 def print_scores(table: dict[str, Any]) -> None:
     """The numbers of an evaluation, a row per depth and a row per leaf."""
     from rich.console import Console
-    from rich.table import Table
+    from rich.table import Column, Table
 
     from posterior_trees.metrics import LEAST_PROBABILITY
 
     console = Console()
     seen = plural(table["n"], "image")
     seen += f" in {plural(table['groups'], 'group')}" if "groups" in table else ""
+    names = [k for k in ("psnr_hole", "psnr", "nll", "entropy") if table[k]]
     grid = Table(
+        *(Column(name, justify="right") for name in ("depth", *names)),
         title=f"{table['model']} · {table['task']} · {table['split']} ({seen})",
         caption="mean ± standard deviation over images",
     )
-    grid.add_column("depth", justify="right")
-    names = [k for k in ("psnr_hole", "psnr", "nll", "entropy") if table[k]]
-    for name in names:
-        grid.add_column(name, justify="right")
     for depth in range(len(table["branching"]) + 1):
         cells = [f"{table[n][depth]['mean']:.3f} ± {table[n][depth]['std']:.3f}" for n in names]
         grid.add_row(str(depth), *cells)
     console.print(grid)
-    leaves = Table(title="leaves")
-    for name in ("leaf", "frequency", "probability", "psnr", "root psnr"):
-        leaves.add_column(name, justify="right")
+    columns = ("leaf", "frequency", "probability", "psnr", "root psnr")
+    leaves = Table(*(Column(name, justify="right") for name in columns), title="leaves")
     for number, leaf in enumerate(table["leaves"]):
         cells = ["–" if v is None else f"{v:.3f}" for v in leaf.values()]
         leaves.add_row(str(number), *cells)
     console.print(leaves)
-    rows, columns = table.get("offset", (0.0, 0.0))
-    notes = []
-    if max(abs(rows), abs(columns)) >= SEEN_APART:
-        notes.append(
-            f"x lies {rows:+.2f} rows and {columns:+.2f} columns from where the root expects it. "
-            "If the images of a pair were recorded apart, add this to data.shift and train again"
+    down, right = table.get("offset", (0.0, 0.0))
+    if max(abs(down), abs(right)) >= SEEN_APART:
+        console.print(
+            f"x lies {down:+.2f} rows and {right:+.2f} columns from where the root expects it. If "
+            "the images of a pair were recorded apart, add this to data.shift and train again",
+            soft_wrap=True,
         )
     if clamped := table.get("nll_clamped"):
-        notes.append(
-            f"of {clamped} images the branch of the truth had less than {LEAST_PROBABILITY:g}, and "
-            "counts as that"
-        )
-    for note in notes:
-        console.print(note, soft_wrap=True)
+        console.print(f"of {clamped} images the branch of the truth had less than "
+                      f"{LEAST_PROBABILITY:g}, and counts as that", soft_wrap=True)  # fmt: skip
     console.print(f"{1000 * table['seconds_per_image']:.3f} ms per image, one network evaluation")

@@ -16,9 +16,8 @@ PORT = 8765
 def add(commands: Any) -> None:
     parser = commands.add_parser("explore", help="walk trees of your own pictures in a browser")
     add_model(parser)
-    parser.add_argument(
-        "images", nargs="*", type=Path, default=[], metavar="IMAGE", help="pictures to begin with"
-    )
+    parser.add_argument("images", nargs="*", type=Path, default=[], metavar="IMAGE",
+                        help="pictures to begin with")  # fmt: skip
     parser.add_argument("--host", default="127.0.0.1", help="address to serve [127.0.0.1]")
     parser.add_argument("--port", type=int, default=PORT, help=f"port, 0: any free one [{PORT}]")
     parser.add_argument("--save", type=Path, metavar="HTML", help="write one file, serve nothing")
@@ -42,35 +41,29 @@ def run_explore(arguments: argparse.Namespace) -> None:
     measures = {name.rpartition(":")[2].replace("_", " "): f for name, f in found.items()}
     growths = Growths(predictor, measures) if not arguments.save else None
     examples = describe_start(
-        predictor,
-        arguments.images,
-        reading,
+        predictor, arguments.images, reading, measures=measures, growths=growths,
         rivals=[split_rival(text) for text in arguments.compare],
-        measures=measures,
         warn=lambda message: print(f"ptrees explore: {message}", file=sys.stderr, flush=True),
-        growths=growths,
-    )
-    options: dict[str, Any] = {"title": title_of(predictor),
-                               "model_card": describe_model(predictor)}  # fmt: skip
+    )  # fmt: skip
+    words: dict[str, Any] = {"title": title_of(predictor), "model_card": describe_model(predictor)}
     if arguments.save:
-        save(arguments.save, predictor, examples, options)
+        save(arguments.save, predictor, examples, words)
         return
     from posterior_trees.serve.listen import serve
     from posterior_trees.serve.server import make_app
 
-    options |= {"host": arguments.host, "measures": measures, "reading": reading}
-    options |= {"growths": growths}
-    app = make_app(predictor, examples=examples, **options)
+    app = make_app(predictor, examples=examples, host=arguments.host, measures=measures,
+                   reading=reading, growths=growths, **words)  # fmt: skip
     serve(app, arguments.host, arguments.port, is_shown=not arguments.no_browser)
 
 
-def save(file: Path, predictor: Any, examples: list[dict], options: dict[str, Any]) -> None:
+def save(file: Path, predictor: Any, examples: list[dict], words: dict[str, Any]) -> None:
     from posterior_trees.explore.export import frame_content, inline_page
     from posterior_trees.store import write_bytes
 
     if not examples:
         raise InputError("nothing to save: name the pictures, as in `ptrees explore MODEL a.png`")
-    frame = frame_content(predictor.branching, examples[0]["size"], **options)
+    frame = frame_content(predictor.branching, examples[0]["size"], **words)
     write_bytes(file, inline_page(frame | {"examples": examples}).encode())
     print(f"wrote {file}: open it in a browser")
 

@@ -4,17 +4,14 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from posterior_trees.cli.evaluate import load_judged
-from posterior_trees.cli.model import add_model
-from posterior_trees.cli.options import add_data, add_device, add_limit, add_split, count
+from posterior_trees.cli.evaluate import add_judged, load_judged
+from posterior_trees.cli.options import add_limit, count
+from posterior_trees.errors import InputError
 
 
 def add(commands: Any) -> None:
     figure = commands.add_parser("figure", help="paper-style figure of trees of a split's images")
-    add_model(figure)
-    add_data(figure)
-    add_device(figure)
-    add_split(figure)
+    add_judged(figure)
     figure.add_argument("--images", type=int, nargs="*", metavar="NUMBER",
                         help="these images of the split [evenly spaced ones]")  # fmt: skip
     add_limit(figure, "evenly spaced in the split [6]", 6)
@@ -28,7 +25,6 @@ def add(commands: Any) -> None:
 
 
 def run_figure(arguments: argparse.Namespace) -> None:
-    from posterior_trees.errors import InputError
     from posterior_trees.evaluation.examples import Grown, save_examples
 
     if arguments.region and arguments.grow is None:
@@ -37,7 +33,8 @@ def run_figure(arguments: argparse.Namespace) -> None:
     grown = None
     if arguments.grow is not None:
         grown = Grown(predictor.begin_each, arguments.grow, arguments.region)
-    options = {"count": arguments.limit, "seed": recipe.seed, "is_closer": arguments.closer}
-    save_examples(arguments.out, predictor, images, indices=arguments.images or None, grown=grown,
-                  **options)  # fmt: skip
+    save_examples(
+        arguments.out, predictor, images, indices=arguments.images or None, grown=grown,
+        count=arguments.limit, seed=recipe.seed, is_closer=arguments.closer,
+    )  # fmt: skip
     print(arguments.out)

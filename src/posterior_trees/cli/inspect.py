@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from posterior_trees.cli.picture import add_plane, make_plane
+from posterior_trees.errors import DataError
 
 if TYPE_CHECKING:
     from posterior_trees.imaging.source import Plane
@@ -20,7 +21,6 @@ def add(commands: Any) -> None:
 
 
 def run_inspect(arguments: argparse.Namespace) -> None:
-    from posterior_trees.errors import DataError
     from posterior_trees.imaging.fields import WELL_PATTERN, list_fields
 
     plane = make_plane(arguments)
@@ -43,7 +43,6 @@ def run_inspect(arguments: argparse.Namespace) -> None:
 
 def describe(path: Path, plane: "Plane") -> str:
     """What a file holds, and which plane of it `ptrees predict` would take."""
-    from posterior_trees.errors import DataError
     from posterior_trees.imaging.source import choose_plane, name_channels, open_any, with_axes
 
     stack = with_axes(open_any(path, plane), plane.axes)

@@ -5,6 +5,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from posterior_trees.cli.options import AUTO, level
+from posterior_trees.errors import InputError
 
 if TYPE_CHECKING:
     from posterior_trees.imaging.source import Plane
@@ -64,8 +65,6 @@ def make_reading(arguments: argparse.Namespace) -> "Reading":
 def refuse_auto(arguments: argparse.Namespace) -> None:
     """Only a batch has levels of its own: one picture's hide how bright it is."""
     if AUTO in (arguments.levels or ()):
-        from posterior_trees.errors import InputError
-
         raise InputError("--levels auto stands alone, and is for ptrees predict: give two numbers")
 
 
@@ -87,7 +86,6 @@ def add_plane(parser: argparse.ArgumentParser) -> None:
 
 def make_plane(arguments: argparse.Namespace) -> "Plane":
     """The plane that the options mean."""
-    from posterior_trees.errors import InputError
     from posterior_trees.imaging.source import Plane
 
     at = {}

@@ -42,12 +42,8 @@ def add(commands: Any) -> None:
                          help="how far neighbouring tiles overlap [64]")  # fmt: skip
     predict.add_argument("--write", metavar="WORDS", help="page,zarr,tiff,labels,table: what to "
                          "write [page; of over 20 fields of a stain table,labels]")  # fmt: skip
-    predict.add_argument(
-        "--dtype",
-        choices=("uint8", "uint16", "float32"),
-        default="uint8",
-        help="numbers of zarr, and of tiff if not of 8 bits [uint8]",
-    )
+    predict.add_argument("--dtype", choices=("uint8", "uint16", "float32"), default="uint8",
+                         help="numbers of zarr, and of tiff if not of 8 bits [uint8]")  # fmt: skip
     predict.add_argument("--ngff", choices=("0.4", "0.5"), default="0.5",
                          help="version of OME-Zarr [0.5]")  # fmt: skip
     again = predict.add_mutually_exclusive_group()
@@ -108,17 +104,19 @@ def predict_fields(
         is_overwritten=arguments.overwrite, is_shared=arguments.array[1] > 1,
         origin=origin_of(arguments),
     )  # fmt: skip
-    remark = describe_counting(batch.predictor) if results.is_counted else ""
-    if remark:
+    if arguments.threshold is not None and not results.is_counted:
+        raise InputError("--threshold is for counting: add --count")
+    if remark := describe_counting(batch.predictor) if results.is_counted else "":
         warn(remark)
     try:
         written = predict_files(
             batch.predictor, fields, arguments.out, batch.reading, batch.tiling,
-            also=nucleus_counter(arguments, results), remark=remark, results=results, engine=engine,
-            make_predictor=partial(load_for, arguments), share=arguments.array, warn=warn,
+            also=partial(write_counted, results) if arguments.count else None, remark=remark,
+            results=results, engine=engine, make_predictor=partial(load_for, arguments),
+            share=arguments.array, warn=warn, scratch=arguments.work,
             check=partial(batch.refuse_full_disk, out=arguments.out,
                           workers=arguments.workers or 1),
-            scratch=arguments.work, keeps_tiles=arguments.keep_work, **watches(arguments, fields),
+            keeps_tiles=arguments.keep_work, **watches(arguments, fields),
         )  # fmt: skip
     except PictureError as error:
         print_paths(error.written)
@@ -160,11 +158,10 @@ def settings_of(arguments: argparse.Namespace, predictor: Any, threads: int) -> 
         weights.update(name.encode() + tensor.detach().cpu().contiguous().numpy().tobytes())
     names = [
         "axes", "channel", "at", "series", "pixel_size", "scale", "levels", "gamma", "invert",
-        "digit", "align", "lines", "resize", "clean",
-        "measured", "tile", "overlap", "count", "threshold",
+        "digit", "align", "lines", "resize", "clean", "measured", "tile", "overlap", "count",
+        "threshold",
     ]  # fmt: skip
-    chosen = {name: getattr(arguments, name) for name in names}
-    return chosen | {
+    return {name: getattr(arguments, name) for name in names} | {
         "weights": weights.hexdigest(), "device": predictor.device.type, "torch": torch.__version__,
         "threads": threads,
     }  # fmt: skip
@@ -181,19 +178,10 @@ def origin_of(arguments: argparse.Namespace) -> dict[str, Any]:
     return kept | {"model": arguments.model, "command": shlex.join(["ptrees", *sys.argv[1:]])}
 
 
-def nucleus_counter(arguments: argparse.Namespace, results: "Results"):
-    """What `predict --count` writes beside each tree; None without it."""
-    if not arguments.count:
-        if arguments.threshold is not None and not results.is_counted:
-            raise InputError("--threshold is for counting: add --count")
-        return None
-    return partial(write_counted, results)
-
-
 def write_counted(
     results: "Results", made: "Answer", folder: Path, facts: dict[str, Any]
 ) -> dict[str, list[int | None]]:
-    """What was counted, as files; returns the nuclei of every leaf."""
+    """What was counted, as files beside a tree; returns the nuclei of every leaf."""
     from posterior_trees.pictures.nuclei.report import KEPT, per_leaf, write_count
 
     counted = results.count(made)

@@ -25,11 +25,8 @@ def add(commands: Any) -> None:
                        help="begin with the weights of a model of the same layout")  # fmt: skip
     add_device(train)
     train.add_argument("--devices", type=count, default=1, help="processes, one per device [1]")
-    train.add_argument(
-        "--dry-run",
-        action="store_true",
-        help="check it, print the resolved recipe and what it would take, and stop",
-    )
+    train.add_argument("--dry-run", action="store_true", help="check it, print the resolved recipe "
+                       "and what it would take, and stop")  # fmt: skip
     train.set_defaults(run=run_train, fills=("out",))
 
 
@@ -60,15 +57,9 @@ def run_train(arguments: argparse.Namespace) -> None:
     recipe = prepare(recipe, *counted, device, processes=processes, is_open=is_open, say=say)
     with progress_of(recipe, counted[0], processes == 1, is_first, arguments) as progress:
         fit(
-            recipe,
-            out,
-            images=images,
-            start=arguments.start,
-            accelerator=device or "auto",
-            devices=arguments.devices,
-            report=progress.epoch,
-            watch=progress.steps,
-        )
+            recipe, out, images=images, start=arguments.start, accelerator=device or "auto",
+            devices=arguments.devices, report=progress.epoch, watch=progress.steps,
+        )  # fmt: skip
     if progress.is_stopped:
         say(f"stopped and saved: {out} (the same command continues)")
         raise SystemExit(130)
