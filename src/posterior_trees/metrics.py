@@ -55,10 +55,7 @@ def nll(tree: Tree, x: Float[Tensor, "b *shape"]) -> Float[Tensor, "b levels"]:
     tensor([[0.0000, 1.3863]])
     """
     path = tree.descend(x)
-    levels = [
-        -log_probs.gather(1, path[:, level : level + 1])
-        for level, log_probs in enumerate(tree.log_probs)
-    ]
+    levels = [-logs.gather(1, path[:, i : i + 1]) for i, logs in enumerate(tree.log_probs)]
     return torch.cat([torch.zeros_like(levels[0]), *levels[1:]], dim=1)
 
 

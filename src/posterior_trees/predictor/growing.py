@@ -21,8 +21,8 @@ from torch import Tensor
 from posterior_trees.errors import InputError
 from posterior_trees.networks.head import Leaves
 from posterior_trees.networks.node import NodeNetwork
-from posterior_trees.networks.padding import crop, pad
-from posterior_trees.predictor.growth import Branch, Growth, Path, Siblings
+from posterior_trees.networks.padding import pad
+from posterior_trees.predictor.growth import Growth, Path, Siblings
 from posterior_trees.predictor.onepass import TreePredictor
 from posterior_trees.predictor.region import Region, open_part
 from posterior_trees.tree import Tree, level_sizes
@@ -44,7 +44,7 @@ class GrowingPredictor(TreePredictor):
         """The roots alone, each to be grown for its region."""
         y, masks = self._asked(y, region)
         things = zip(self.root(y), masks, y.split(1), strict=True)
-        return [_Asked(root, self._branch, mask, one) for root, mask, one in things]
+        return [Growth(root, self._branch, mask, one) for root, mask, one in things]
 
     def compile(self, dtype: torch.dtype | None = None) -> NoReturn:
         raise InputError(
@@ -118,10 +118,8 @@ class GrowingPredictor(TreePredictor):
                 "trained for (network.levels): it splits on as there, and knows less and less",
                 stacklevel=6,
             )
-        found: list[Siblings | None] = []
-        for part in range(0, len(asked), ROWS):
-            found += self._branch_few(asked[part : part + ROWS])
-        return found
+        parts = (asked[first : first + ROWS] for first in range(0, len(asked), ROWS))
+        return [siblings for part in parts for siblings in self._branch_few(part)]
 
     def _branch_few(self, asked: Sequence[tuple[Any, Path]]) -> list[Siblings]:
         y = torch.cat([growth.y for growth, _ in asked])
@@ -136,19 +134,3 @@ class GrowingPredictor(TreePredictor):
 
     def _padded(self, maps: Tensor) -> Tensor:
         return pad(maps, self.multiple, self.padding).to(self.dtype)
-
-    def _inner(self, leaves: Leaves, like: Tensor) -> Tensor:
-        images = crop(leaves.images, like.shape[-2:])
-        return images.to(torch.promote_types(images.dtype, torch.float32))
-
-
-class _Asked(Growth):
-    """A growth that remembers its measurement."""
-
-    region: Tensor
-
-    def __init__(
-        self, root: Tensor, branch: Branch, region: Tensor, y: Float[Tensor, "1 *shape"]
-    ) -> None:
-        super().__init__(root, branch, region)
-        self.y = y

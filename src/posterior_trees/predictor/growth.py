@@ -40,8 +40,8 @@ Branch = Callable[[Sequence[tuple["Growth", Path]]], Sequence[Siblings | None]]
 class Growth:
     """A lazily grown tree of one picture, begun by `predictor.begin`.
 
-    `root` is the image of its root, `branch` finds children, `region` (a mask in [0, 1]) is what
-    the question is about, everything if it is None.
+    `root` is the image of its root, `branch` finds children (of `y`, if it has to know what was
+    measured), `region` (a mask in [0, 1]) is what the question is about, everything if it is None.
 
     >>> tree = grow(torch.rand(1, 9, 1, 4, 4), torch.zeros(1, 9).log_softmax(dim=1), branching=3)
     >>> growth = Growth.of(tree).grow(nodes=7)
@@ -54,9 +54,10 @@ class Growth:
         root: Float[Tensor, "*shape"],
         branch: Branch,
         region: Float[Tensor, "1 h w"] | None = None,
+        y: Float[Tensor, "1 *shape2"] | None = None,
     ) -> None:
         check_finite(root, "the root is")
-        self.branch, self.region = branch, region
+        self.branch, self.region, self.y = branch, region, y
         self.nodes: dict[Path, tuple[Tensor, float]] = {(): (root, 0.0)}
         self.children: dict[Path, int] = {}
         self._ahead: dict[Path, Siblings | None] = {}
@@ -261,9 +262,7 @@ def children_in(tree: Tree, path: Path) -> Siblings | None:
     """The children that a node has in a finished tree; None where nothing is split below it."""
     if len(path) == tree.depth or not bool(tree.is_split(len(path))[0, tree.index(path)]):
         return None
-    k = tree.branching[len(path)]
-    children = [tree.node((*path, child)) for child in range(k)]
-    log_probs = torch.stack([child.log_prob[0] for child in children])
-    return Siblings(
-        torch.stack([child.image[0] for child in children]), log_probs - tree.node(path).log_prob[0]
-    )
+    level, first = len(path) + 1, tree.index((*path, 0))
+    children = slice(first, first + tree.branching[level - 1])
+    log_probs = tree.log_probs[level][0, children] - tree.node(path).log_prob[0]
+    return Siblings(tree.images[level][0, children], log_probs)

@@ -157,10 +157,14 @@ class TreePredictor(nn.Module):
 
     def assemble(self, leaves: Leaves, y: Float[Tensor, "b *shape"]) -> Tree:
         """The tree of the network's leaves, made to agree with `y`."""
-        naive = self.measurement.naive(y).unsqueeze(1)
-        images = crop(leaves.images, naive.shape[-2:]) if naive.ndim == 5 else leaves.images
-        images = images.to(torch.promote_types(images.dtype, torch.float32))
-        return grow(naive + self.measurement.project(images), leaves.log_probs, self.branching)
+        naive = self.measurement.naive(y)
+        images = naive.unsqueeze(1) + self.measurement.project(self._inner(leaves, naive))
+        return grow(images, leaves.log_probs, self.branching)
+
+    def _inner(self, leaves: Leaves, like: Tensor) -> Tensor:
+        """The network's images without what was padded, in float32 at least."""
+        images = crop(leaves.images, like.shape[-2:]) if like.ndim == 4 else leaves.images
+        return images.to(torch.promote_types(images.dtype, torch.float32))
 
     def measure(
         self, x: Float[Tensor, "b *shape"], generator: torch.Generator | None = None
@@ -176,15 +180,9 @@ class TreePredictor(nn.Module):
     def with_measurement(self, measurement: Measurement) -> "TreePredictor":
         """The same network behind another measurement; this predictor stays as it is."""
         other = self._plain(
-            self.network,
-            measurement,
-            branching=self.branching,
-            channels=self.channels,
-            multiple=self.multiple,
-            padding=self.padding,
-            name=self.name,
-            about=self.about,
-        )
+            self.network, measurement, branching=self.branching, channels=self.channels,
+            multiple=self.multiple, padding=self.padding, name=self.name, about=self.about,
+        )  # fmt: skip
         return other.eval() if not self.training else other
 
     def compile(  # ty: ignore[incompatible-method-override]

@@ -31,9 +31,8 @@ def look_at(
     if region is None:
         return is_open
     height, width = image.shape[-2:]
-    if not isinstance(region, Tensor):
-        region = _mask_of(region, height, width).to(image)
-    mask = region.to(image)
+    mask = region if isinstance(region, Tensor) else _mask_of(region, height, width)
+    mask = mask.to(image)
     if mask.shape[-2:] != (height, width):
         raise InputError(
             f"the region is a mask of {'×'.join(map(str, mask.shape[-2:]))}, the picture "
