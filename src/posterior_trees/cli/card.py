@@ -24,14 +24,14 @@ def run_models(_: argparse.Namespace) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from posterior_trees.models.shelf import KNOWN, how_to_get, list_models
+    from posterior_trees.models.shelf import KNOWN, PACKAGE, how_to_get, list_models
 
     table, here = Table(show_lines=True), list_models()
     for title in ("name", "task", "terms", "size", "where"):
         table.add_column(title, overflow="fold")
-    for name, (file, is_of_package) in here.items():
-        size, where = f"{file.stat().st_size / 1e6:.1f} MB", str(file.parent)
-        table.add_row(name, *describe(name), size, "in the package" if is_of_package else where)
+    for name, file in here.items():
+        where = "in the package" if file.parent == PACKAGE else str(file.parent)
+        table.add_row(name, *describe(name), f"{file.stat().st_size / 1e6:.1f} MB", where)
     missing = [name for name in KNOWN if name not in here]
     for name in missing:
         table.add_row(name, *describe(name, is_here=False), "", "not here")

@@ -286,8 +286,6 @@ class Guarantee:
             parts.setdefault(part, {})[key] = tensor
         for name, kept in facts["measures"].items():
             check(kept, MEASURE, f"the guarantee.measures[{name!r}]", required=tuple(MEASURE))
-        if facts["grid"] is not None:
-            check(facts["grid"], GRID, "the guarantee.grid", required=tuple(GRID))
         scores = {k: Scores(v, parts["groups"].get(k)) for k, v in parts["scores"].items()}
         for name, score in scores.items():
             score.check(name, facts["n"], facts["groups"])
@@ -304,5 +302,6 @@ class Guarantee:
         known = {k: find_known(v) for k, v in sources.items() if v is not None and ":" not in v}
         found = cls(scores, parts["fitted"], facts, known)
         if facts["grid"] is not None:
+            check(facts["grid"], GRID, "the guarantee.grid", required=tuple(GRID))
             found.grid.check(facts["shape"])
         return found

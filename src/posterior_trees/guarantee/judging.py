@@ -80,19 +80,17 @@ class Judged(NamedTuple):
         """Scales from the images that fit them, scores from the others. Images are put in an order
         of their own first, so that the order in which they came changes nothing."""
         groups = number_of(self.labels)
-        keys = list(zip(groups.tolist(), self.rows["ball.error"].tolist(), strict=True))
-        order = torch.tensor(sorted(range(len(keys)), key=keys.__getitem__))
+        order = torch.from_numpy(np.lexsort((self.rows["ball.error"].tolist(), groups)))
         groups, fits = groups[order], self.fits[order]
         fit, scored = (take(self.rows, order[part]) for part in (fits, ~fits))
-        n, count = int((~fits).sum()), len(groups[~fits].unique())
-        own = None if len(groups.unique()) == len(groups) else groups
-        fitted, forms = fit_scales(fit, None if own is None else own[fits], self.plan)
-        own = None if own is None else own[~fits]
+        is_alone = len(groups.unique()) == len(groups)
+        of_fit, own = (None if is_alone else groups[part] for part in (fits, ~fits))
+        fitted, forms = fit_scales(fit, of_fit, self.plan)
         found = score_rows(scored, self.plan, fitted, forms)
         facts = {
             "guarantee": SCHEMA,
-            "n": n,
-            "groups": None if own is None else count,
+            "n": int((~fits).sum()),
+            "groups": None if own is None else len(own.unique()),
             "fitted_on": int(fits.sum()),
             "nodes": self.plan.nodes,
             "measures": forms,

@@ -190,18 +190,18 @@ def find_model(name_or_path: str | PathLike[str]) -> Path:
         if (path / name).is_file():
             return path / name
     here = list_models()
-    if found := here.get(str(name_or_path)):
-        return found.file
-    if str(name_or_path) in KNOWN:
-        raise ModelError(f"the model {name_or_path} is not here: {how_to_get(str(name_or_path))}")
+    if file := here.get(name := str(name_or_path)):
+        return file
+    if name in KNOWN:
+        raise ModelError(f"the model {name} is not here: {how_to_get(name)}")
     if path.is_dir():
         raise ModelError(
             f"the folder {path} holds no best.safetensors: a run writes its first one when its "
             "first epoch is over. Continue it by the command that began it"
         )
     raise ModelError(
-        f"there is no model {str(name_or_path)!r}: give a file, a run folder, one of the models "
-        f"that are here ({', '.join(here)}; ptrees models), or an address hf://owner/name"
+        f"there is no model {name!r}: give a file, a run folder, one of the models that are here "
+        f"({', '.join(here)}; ptrees models), or an address hf://owner/name"
     )
 
 

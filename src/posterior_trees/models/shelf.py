@@ -5,7 +5,6 @@ file are known, too: who asks for one hears how to get it.
 """
 
 from pathlib import Path
-from typing import NamedTuple
 
 from posterior_trees.recipe.tasks import TASKS
 
@@ -18,20 +17,12 @@ KNOWN = tuple(name for name in TASKS if name not in ("digits_inpaint", "cells_ac
 """Tasks with a model of their own name; the other two are `digits` and `cells`, in the package."""
 
 
-class Found(NamedTuple):
-    """A model that is here, and whether it came with the package."""
-
-    file: Path
-    is_of_package: bool
-
-
-def list_models() -> dict[str, Found]:
-    """The models that are here, by name; those of the package first, and before others."""
-    found: dict[str, Found] = {}
-    folders = [PACKAGE, *([CHECKOUT / FOLDER] if is_checkout() else [])]
-    for folder in folders:
+def list_models() -> dict[str, Path]:
+    """The files that are here, by name; those of the package first, and before others."""
+    found: dict[str, Path] = {}
+    for folder in (PACKAGE, CHECKOUT / FOLDER) if is_checkout() else (PACKAGE,):
         for file in sorted(folder.glob(f"*{ENDING}")):
-            found.setdefault(file.stem, Found(file, folder == PACKAGE))
+            found.setdefault(file.stem, file)
     return found
 
 
