@@ -45,6 +45,7 @@ def add(commands: Any) -> None:
 def run(arguments: argparse.Namespace) -> None:
     from posterior_trees.data import evenly_spaced
     from posterior_trees.guarantee.certify import calibrate
+    from posterior_trees.guarantee.report import diagnose, draw_report
     from posterior_trees.models.checkpoint import find_model, keep_guarantee
     from posterior_trees.models.shelf import list_models
     from posterior_trees.progress import track
@@ -73,7 +74,9 @@ def run(arguments: argparse.Namespace) -> None:
         written.append((arguments.out or find_model(arguments.model)).with_suffix(".bank"))
         guarantee.bank.save(written[-1])
     if arguments.report:
-        report(arguments, guarantee)
+        found = diagnose(guarantee, arguments.level)
+        draw_report(arguments.report, found, f"{arguments.model}: {arguments.split} images")
+        print(f"trees by themselves: {found.words}", file=sys.stderr)
         written.append(arguments.report)
     print(*written, sep="\n")
 
@@ -114,11 +117,3 @@ def describe(arguments: argparse.Namespace, guarantee: "Guarantee") -> None:
         print("the scales were fitted on trained images: promises hold, and are wider for it")
     print("Not promised: anything about one image or class of images (it holds on average), about "
           "other devices or populations, or after images were selected.")  # fmt: skip
-
-
-def report(arguments: argparse.Namespace, guarantee: "Guarantee") -> None:
-    from posterior_trees.guarantee.report import diagnose, draw_report
-
-    found = diagnose(guarantee, arguments.level)
-    draw_report(arguments.report, found, f"{arguments.model}: {arguments.split} images")
-    print(f"trees by themselves: {found.words}", file=sys.stderr)

@@ -17,7 +17,7 @@ def add(commands: Any) -> None:
     push = commands.add_parser("push", help="put a model and its card on a hub")
     push.add_argument("model", metavar="MODEL", help=MODEL)
     push.add_argument("address", metavar="ADDRESS", help="hf://owner/name")
-    push.set_defaults(run=run_push)
+    push.set_defaults(run=run_card)
 
 
 def run_models(_: argparse.Namespace) -> None:
@@ -58,16 +58,13 @@ def describe(name: str, is_here: bool = True) -> tuple[str, str]:
 
 
 def run_card(arguments: argparse.Namespace) -> None:
-    from posterior_trees.models.card import write_card
-    from posterior_trees.models.checkpoint import load
-
-    print(write_card(load(arguments.model, "cpu")), end="")
-
-
-def run_push(arguments: argparse.Namespace) -> None:
+    """Show a model's card, or push both."""
     from posterior_trees.models.card import write_card
     from posterior_trees.models.checkpoint import find_model, load
     from posterior_trees.models.hub import push
 
     text = write_card(load(arguments.model, "cpu"))
-    print(f"there now: {push(find_model(arguments.model), arguments.address, text)}")
+    if "address" not in arguments:
+        print(text, end="")
+    else:
+        print(f"there now: {push(find_model(arguments.model), arguments.address, text)}")

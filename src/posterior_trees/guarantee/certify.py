@@ -146,9 +146,9 @@ def labels_of(names: Sequence[str], groups: str | Sequence[str]) -> list[str]:
     """What each image belongs to."""
     if groups == "image":
         return list(names)
-    if groups in ("file", "well"):
-        return [group_of(name, groups) for name in names]
     if isinstance(groups, str):
+        if groups in ("file", "well"):
+            return [group_of(name, groups) for name in names]
         raise GuaranteeError(f"groups is {groups!r}: 'well', 'file', 'image', or a name for each")
     if len(groups) != len(names):
         raise GuaranteeError(f"{len(names)} images and {len(groups)} groups: they must be as many")

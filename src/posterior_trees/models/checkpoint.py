@@ -5,6 +5,7 @@ import os
 import platform
 import subprocess
 from collections.abc import Mapping
+from contextlib import suppress
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -254,13 +255,12 @@ def provenance() -> dict[str, str]:
     """
     from posterior_trees import __version__
 
-    here = Path(__file__).parent
-    try:
-        command = ["git", "-C", str(here), "describe", "--always", "--dirty", "--abbrev=12"]
-        found = subprocess.run(command, capture_output=True, text=True, timeout=5)
-        commit = os.environ.get("PTREES_COMMIT") or found.stdout.strip()
-    except (OSError, subprocess.TimeoutExpired):
-        commit = ""
+    commit = os.environ.get("PTREES_COMMIT", "")
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
+    with suppress(OSError, subprocess.TimeoutExpired):
+        found = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True,
+                               text=True, timeout=5)  # fmt: skip
+        commit = commit or found.stdout.strip()
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine()
     return {
         "version": __version__,
