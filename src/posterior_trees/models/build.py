@@ -51,39 +51,29 @@ def build_predictor(recipe: Recipe, device: str | torch.device = "cpu") -> TreeP
         network = build_network(recipe, measurement.channels(recipe.data.channels))
     make = GrowingPredictor if isinstance(network, NodeNetwork) else TreePredictor
     return make(
-        network,
-        measurement.to(device),
-        branching=recipe.tree.branching,
-        depth=recipe.tree.depth,
-        channels=recipe.data.channels,
-        multiple=network.multiple,
-        padding=recipe.network.padding,
-        name=recipe.task,
-        about={**facts_of(recipe), **terms(recipe)},
-    )
+        network, measurement.to(device), branching=recipe.tree.branching, depth=recipe.tree.depth,
+        channels=recipe.data.channels, multiple=network.multiple, padding=recipe.network.padding,
+        name=recipe.task, about={**facts_of(recipe), **terms(recipe)},
+    )  # fmt: skip
 
 
 def build_network(recipe: Recipe, in_channels: int) -> Network:
     """The recipe's network with fresh weights, for images of `in_channels` channels."""
-    spec, channels, num_leaves = recipe.network, recipe.data.channels, recipe.tree.branching
-    if spec.kind == "growing":
-        in_channels += NodeNetwork.extra_channels(channels, spec.levels)
-        ends = (in_channels, channels, num_leaves)
-        return NodeNetwork(_build_trunk(spec, spec.trunk, ends, is_regional=True), spec.levels)
-    num_leaves **= recipe.tree.depth
-    return _build_trunk(spec, spec.kind, (in_channels, channels, num_leaves))
+    spec, channels, k = recipe.network, recipe.data.channels, recipe.tree.branching
+    if spec.kind != "growing":
+        return _build_trunk(spec, spec.kind, (in_channels, channels, k**recipe.tree.depth))
+    in_channels += NodeNetwork.extra_channels(channels, spec.levels)
+    trunk = _build_trunk(spec, spec.trunk, (in_channels, channels, k), is_regional=True)
+    return NodeNetwork(trunk, spec.levels)
 
 
 def _build_trunk(
     spec: NetworkSpec, kind: str, ends: tuple[int, int, int], is_regional: bool = False
 ) -> UNet | ResidualUNet:
     shared: dict[str, Any] = {
-        "width": spec.width or spec.c_init * ends[-1],
-        "dropout": spec.dropout,
-        "head_norm": spec.head_norm,
-        "head_dropout": spec.head_dropout,
-        "is_regional": is_regional,
-    }
+        "width": spec.width or spec.c_init * ends[-1], "dropout": spec.dropout,
+        "head_norm": spec.head_norm, "head_dropout": spec.head_dropout, "is_regional": is_regional,
+    }  # fmt: skip
     if kind == "unet":
         is_disjoint = spec.decoder == "disjoint"
         return UNet(

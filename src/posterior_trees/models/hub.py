@@ -47,15 +47,10 @@ def fetch(text: str) -> Path:
     """The file of a model on the hub; fetched the first time, or when it is a newer one."""
     address, hub = read_address(text), need("huggingface_hub", "a model on a hub", "hub")
     with _explained(address):
-        file = hub.hf_hub_download(
-            address.repository,
-            FILE,
-            revision=address.revision,
-            cache_dir=os.environ.get("HF_HUB_CACHE"),
-            endpoint=os.environ.get("HF_ENDPOINT"),
-            library_name=LIBRARY,
-        )
-    return Path(file)
+        return Path(hub.hf_hub_download(
+            address.repository, FILE, revision=address.revision, library_name=LIBRARY,
+            cache_dir=os.environ.get("HF_HUB_CACHE"), endpoint=os.environ.get("HF_ENDPOINT"),
+        ))  # fmt: skip
 
 
 def push(file: str | PathLike[str], text: str, card: str) -> str:

@@ -45,19 +45,12 @@ def wrap(
     sizes = layout(branching, depth=depth)
     if levels and len(set(sizes)) != 1:
         raise InputError(f"branching is {sizes}; a growing predictor has one K on every level")
+    num_leaves = sizes[0] if levels else level_sizes(sizes)[-1]
     network: nn.Module = Backbone(
-        backbone,
-        features=features,
-        channels=channels,
-        num_leaves=sizes[0] if levels else level_sizes(sizes)[-1],
-        emits_leaves=leaves,
-        is_regional=levels > 0,
-    )
+        backbone, features=features, channels=channels, num_leaves=num_leaves,
+        emits_leaves=leaves, is_regional=levels > 0,
+    )  # fmt: skip
     make = GrowingPredictor if levels else TreePredictor
-    return make(
-        NodeNetwork(network, levels) if levels else network,
-        measurement or Free(channels),
-        branching=sizes,
-        channels=channels,
-        multiple=multiple,
-    )
+    network = NodeNetwork(network, levels) if levels else network
+    measurement = measurement or Free(channels)
+    return make(network, measurement, branching=sizes, channels=channels, multiple=multiple)
