@@ -22,13 +22,8 @@ class Parser(argparse.ArgumentParser):
     Where they stand is free, and what nobody takes is told with the command's own usage."""
 
     def __init__(self, **options: Any) -> None:
-        self.known: list[argparse.Action] = []
         self.has_commands = self.is_dealing = False
         super().__init__(allow_abbrev=False, **options)
-
-    def add_argument(self, *names: Any, **options: Any) -> argparse.Action:
-        self.known.append(super().add_argument(*names, **options))
-        return self.known[-1]
 
     def add_subparsers(self, **options: Any) -> Any:
         self.has_commands = True
@@ -49,11 +44,11 @@ class Parser(argparse.ArgumentParser):
 
     def _close(self, args: list[str]) -> list[str]:
         """End every open list of numbers at the first word that is none; such words go last."""
-        if all(action.option_strings for action in self.known):
+        if all(action.option_strings for action in self._actions):
             return args
         lists = {
             name
-            for action in self.known
+            for action in self._actions
             if action.nargs in OPEN and action.type in (int, count, level)
             for name in action.option_strings
         }

@@ -14,7 +14,7 @@ too unsure; $z$ is its mean in standard errors, over groups.
 
 from itertools import compress
 from os import PathLike
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -29,9 +29,6 @@ from posterior_trees.guarantee.numbers import Form
 from posterior_trees.seeding import unit_hash
 from posterior_trees.store import whole
 from posterior_trees.tree import grow, level_sizes
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 LEVELS = tuple(i / 20 for i in range(10, 20))
 SPLITS = 20
@@ -119,8 +116,18 @@ def draw_report(file: str | PathLike[str], found: Diagnosis, title: str) -> None
 
     figure = Figure(figsize=(15, 3.6), layout="constrained")
     axes = figure.subplots(1, 5)
-    _draw_coverage(axes[0], found)
-    _draw_groups(axes[1], found)
+    levels = torch.tensor(found.levels)
+    low, high = torch.tensor(found.band).T - levels
+    axes[0].fill_between(levels, low, high, color="0.85", label="where 90 of 100 calibrations lie")
+    for name, values in found.coverage.items():
+        off = values.mean(dim=1) - levels
+        axes[0].plot(levels, off, lw=1.2, label=name.removeprefix("measure."))
+    axes[0].axhline(0, color="k", lw=0.8)
+    axes[0].set(xlabel="level", ylabel="coverage of the other half, less the level")
+    axes[1].bar(range(len(found.by_group)), found.by_group.sort().values.tolist(), color="C0")
+    axes[1].axhline(found.level, color="k", lw=1)
+    words = f"share covered by a cut of {100 * found.level:.3g} %"
+    axes[1].set(xlabel=f"{found.group}; sorted", ylabel=words, ylim=(0, 1.05))
     sizes, counts, shares = zip(*found.by_size, strict=True)
     axes[2].scatter(sizes, shares, [20 + 300 * n / sum(counts) for n in counts], alpha=0.6)
     axes[2].axhline(found.level, color="k", lw=1)
@@ -137,24 +144,6 @@ def draw_report(file: str | PathLike[str], found: Diagnosis, title: str) -> None
     figure.legend(fontsize=8, ncols=12, loc="outside lower left")
     with whole(file) as part:
         figure.savefig(part, dpi=110)
-
-
-def _draw_coverage(axes: "Axes", found: Diagnosis) -> None:
-    levels = torch.tensor(found.levels)
-    low, high = torch.tensor(found.band).T - levels
-    axes.fill_between(levels, low, high, color="0.85", label="where 90 of 100 calibrations lie")
-    for name, values in found.coverage.items():
-        axes.plot(levels, values.mean(dim=1) - levels, lw=1.2, label=name.removeprefix("measure."))
-    axes.axhline(0, color="k", lw=0.8)
-    axes.set(xlabel="level", ylabel="coverage of the other half, less the level")
-
-
-def _draw_groups(axes: "Axes", found: Diagnosis) -> None:
-    shares = found.by_group.sort().values
-    axes.bar(range(len(shares)), shares.tolist(), color="C0")
-    axes.axhline(found.level, color="k", lw=1)
-    words = f"share covered by a cut of {100 * found.level:.3g} %"
-    axes.set(xlabel=f"{found.group}; sorted", ylabel=words, ylim=(0, 1.05))
 
 
 def _shares(inside: Float[Tensor, "n"], groups: Tensor) -> Float[Tensor, "groups"]:
