@@ -3,8 +3,8 @@ imports inside."""
 
 import argparse
 import re
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 from posterior_trees.cli.options import count
@@ -69,19 +69,14 @@ def devices_of(arguments: argparse.Namespace) -> list[str]:
     return str(arguments.device or "").split(",")
 
 
-@contextmanager
-def open_engine(arguments: argparse.Namespace, threads: int) -> "Generator[Engine, None, None]":
+def open_engine(arguments: argparse.Namespace, threads: int) -> "closing[Engine]":
     from posterior_trees.engine import make_engine
 
     devices = devices_of(arguments)
-    engine = make_engine(
+    return closing(make_engine(
         arguments.engine, arguments.workers or len(devices), threads,
         devices=devices if len(devices) > 1 else (), scheduler=arguments.scheduler,
-    )  # fmt: skip
-    try:
-        yield engine
-    finally:
-        engine.close()
+    ))  # fmt: skip
 
 
 def watches(arguments: argparse.Namespace, fields: "Sequence[Field]") -> dict[str, Callable]:

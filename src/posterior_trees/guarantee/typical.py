@@ -11,7 +11,7 @@ Choice: neighbours are among held-out images, not the trained ones: of shoe phot
 """
 
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import NamedTuple
 
 import torch
@@ -65,12 +65,9 @@ def pooled_features(predictor: TreePredictor) -> Generator[list[Tensor]]:
     seen: list[Tensor] = []
     modules = () if predictor.is_compiled else predictor.network.modules()
     heads = [module for module in modules if isinstance(module, ProbabilityHead)]
-    hooks = [
-        head.layers.register_forward_pre_hook(lambda _, given: seen.append(given[0].detach()))
-        for head in heads[-1:]
-    ]
-    try:
+    with ExitStack() as hooks:
+        for head in heads[-1:]:
+            hooks.enter_context(head.layers.register_forward_pre_hook(
+                lambda _, given: seen.append(given[0].detach())
+            ))  # fmt: skip
         yield seen
-    finally:
-        for hook in hooks:
-            hook.remove()

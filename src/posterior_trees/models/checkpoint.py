@@ -185,11 +185,9 @@ def find_model(name_or_path: str | PathLike[str]) -> Path:
             f"{path} is a recipe, not a model: train it (ptrees train {path} --out RUN), then give "
             "the run folder RUN"
         )
-    if path.is_file():
-        return path
-    for name in ("best.safetensors", "model.safetensors"):
-        if (path / name).is_file():
-            return path / name
+    for file in (path, path / "best.safetensors", path / "model.safetensors"):
+        if file.is_file():
+            return file
     here = list_models()
     if file := here.get(name := str(name_or_path)):
         return file

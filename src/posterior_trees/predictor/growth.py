@@ -87,11 +87,6 @@ class Growth:
         """The absolute probability of a node that is shown."""
         return math.exp(self.nodes[path][1])
 
-    def _fits(self, path: Path, nodes: int) -> bool:
-        """Whether a split leaves no more than so many nodes."""
-        siblings = self._ahead[path]
-        return siblings is not None and len(self.nodes) + len(siblings.images) <= nodes
-
     def gain(self, path: Path) -> float:
         """What splitting a node that is shown takes off the squared error, by its own account."""
         look_ahead([(self, path)])
@@ -113,9 +108,12 @@ class Growth:
         look_ahead([(self, path) for path in asked])
         return sum(self._show(path) for path in asked) > 0
 
-    def _show(self, path: Path) -> bool:
+    def _show(self, path: Path, nodes: float | int = math.inf) -> bool:
+        """Show the children of a node, if it has any and these leave no more than so many nodes."""
         siblings = self._ahead[path]
         if path in self.children or siblings is None:
+            return False
+        if len(self.nodes) + len(siblings.images) > nodes:
             return False
         base = self.nodes[path][1]
         for child, log_prob in enumerate(siblings.log_probs.tolist()):
@@ -216,8 +214,7 @@ def grow_each(
             if path is not None
             and (gain is None or growth.gain(path) >= gain)
             and (probability is None or growth.prob(path) >= probability)
-            and growth._fits(path, nodes)
-            and growth._show(path)
+            and growth._show(path, nodes)
         ]
 
 

@@ -254,7 +254,9 @@ def check_values(y: Float[Tensor, "*shape"], noise: float | int = 0.0) -> None:
     another scale, so only what is far outside is refused. What is compiled, traced or recorded is
     not looked at: it would end there.
     """
-    if not (y.numel() and _can_look(y)):
+    if torch.compiler.is_compiling() or torch.jit.is_tracing() or y.is_meta or not y.numel():
+        return
+    if y.is_cuda and torch.cuda.is_current_stream_capturing():
         return
     low, high = (bound.item() for bound in y.detach().aminmax())
     if math.isnan(low) or math.isnan(high):
@@ -268,10 +270,3 @@ def check_values(y: Float[Tensor, "*shape"], noise: float | int = 0.0) -> None:
             f"y goes from {low:g} to {high:g}, far outside [0, 1] (at most {far:g} beyond): divide "
             "by 255 (16-bit: by 65535), or give pictures to predictor.predict, which scales them"
         )
-
-
-def _can_look(y: Tensor) -> bool:
-    """Whether two numbers of a tensor can be read now."""
-    if torch.compiler.is_compiling() or torch.jit.is_tracing() or y.is_meta:
-        return False
-    return not (y.is_cuda and torch.cuda.is_current_stream_capturing())
