@@ -4,7 +4,7 @@ import math
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from os import PathLike
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Shaped
@@ -15,7 +15,6 @@ from posterior_trees.measure import Measurement
 from posterior_trees.networks.head import Leaves
 from posterior_trees.networks.padding import crop, pad
 from posterior_trees.predictor.growth import Growth
-from posterior_trees.predictor.protocol import Predictor
 from posterior_trees.predictor.region import Region, look_at
 from posterior_trees.tree import Tree, grow, layout, level_sizes
 
@@ -24,6 +23,39 @@ if TYPE_CHECKING:
 
     from posterior_trees.fast.predictor import FastPredictor
     from posterior_trees.guarantee.certificate import Guarantee
+
+
+@runtime_checkable
+class Predictor(Protocol):
+    """Turns measurements into trees: what predicting, scoring, figures and the explorer ask for. A
+    `TreePredictor` is one; so is any object with these.
+
+    `name` is its task, `about` what it remembers of its training, and `measurement` what its
+    `channels` are measured by. Trees have the `branching`. Sides of a measurement are padded to a
+    `multiple`, in the way of `padding`.
+
+    >>> from posterior_trees import wrap
+    >>> predictor = wrap(torch.nn.Conv2d(1, 8, kernel_size=1), features=8, channels=1)
+    >>> isinstance(predictor, Predictor), predictor.branching
+    (True, (3, 3))
+    """
+
+    name: str
+    about: dict
+    measurement: Measurement
+    channels: int
+    branching: tuple[int, ...]
+    multiple: int
+    padding: str
+
+    @property
+    def device(self) -> torch.device: ...
+
+    def __call__(self, y: Float[Tensor, "b c h w"]) -> Tree: ...
+
+    def with_measurement(self, measurement: Measurement) -> "Predictor":
+        """The same network behind another measurement."""
+        ...
 
 
 class TreePredictor(nn.Module):
