@@ -24,7 +24,7 @@ from posterior_trees.networks.node import NodeNetwork
 from posterior_trees.networks.padding import pad
 from posterior_trees.predictor.growth import Growth, Path, Siblings
 from posterior_trees.predictor.onepass import TreePredictor
-from posterior_trees.predictor.region import Region, open_part
+from posterior_trees.predictor.region import open_part
 from posterior_trees.tree import Tree, level_sizes
 
 ROWS = 64
@@ -37,12 +37,8 @@ class GrowingPredictor(TreePredictor):
 
     network: NodeNetwork
 
-    @torch.no_grad()
-    def begin_each(
-        self, y: Float[Tensor, "b *shape"], region: Region | None = None
-    ) -> list[Growth]:
+    def _growths(self, y: Tensor, masks: Tensor) -> list[Growth]:
         """The roots alone, each to be grown for its region."""
-        y, masks = self._asked(y, region)
         things = zip(self.root(y), masks, y.split(1), strict=True)
         return [Growth(root, self._branch, mask, one) for root, mask, one in things]
 

@@ -149,13 +149,11 @@ class TreePredictor(nn.Module):
         self, y: Float[Tensor, "b *shape"], region: Region | None = None
     ) -> list[Growth]:
         """`begin` for several pictures, which `grow_each` grows together."""
-        y, masks = self._asked(y, region)
-        return [Growth.of(tree, mask) for tree, mask in zip(self(y), masks, strict=True)]
-
-    def _asked(self, y: Tensor, region: Region | None) -> tuple[Tensor, Tensor]:
-        """Measurements as in training, and a mask for each."""
         y = self._checked(y)
-        return y, look_at(region, self.measurement.naive(y), self.measurement)
+        return self._growths(y, look_at(region, self.measurement.naive(y), self.measurement))
+
+    def _growths(self, y: Tensor, masks: Tensor) -> list[Growth]:
+        return [Growth.of(tree, mask) for tree, mask in zip(self(y), masks, strict=True)]
 
     def _checked(self, y: Float[Tensor, "b *shape"]) -> Float[Tensor, "b *shape"]:
         check_brightness(y)
