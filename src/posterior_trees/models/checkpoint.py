@@ -17,7 +17,7 @@ from posterior_trees.errors import ModelError, plural
 from posterior_trees.guarantee.certificate import PREFIX, Guarantee
 from posterior_trees.models.build import build_predictor, check_own, terms
 from posterior_trees.models.card import ABOUT, facts_of
-from posterior_trees.models.hub import fetch, is_address
+from posterior_trees.models.hub import SCHEME, fetch
 from posterior_trees.models.shelf import KNOWN, how_to_get, list_models
 from posterior_trees.predictor import TreePredictor
 from posterior_trees.recipe import Recipe, parse_resolved, write_recipe
@@ -177,8 +177,8 @@ def read_tensors(file: Path) -> tuple[Tensors, Tensors]:
 
 def find_model(name_or_path: str | PathLike[str]) -> Path:
     """The file of a name (`shelf`), a run folder (its best weights), a file, or a hub's address."""
-    if is_address(name_or_path):
-        return fetch(str(name_or_path))
+    if (name := str(name_or_path)).startswith(SCHEME):
+        return fetch(name)
     path = Path(name_or_path)
     if path.is_file() and path.suffix == ".toml":
         raise ModelError(
@@ -189,7 +189,7 @@ def find_model(name_or_path: str | PathLike[str]) -> Path:
         if file.is_file():
             return file
     here = list_models()
-    if file := here.get(name := str(name_or_path)):
+    if file := here.get(name):
         return file
     if name in KNOWN:
         raise ModelError(f"the model {name} is not here: {how_to_get(name)}")

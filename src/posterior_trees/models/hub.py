@@ -32,10 +32,6 @@ class Address(NamedTuple):
         return SCHEME + self.repository + (f"@{self.revision}" if self.revision else "")
 
 
-def is_address(text: str | PathLike[str]) -> bool:
-    return str(text).startswith(SCHEME)
-
-
 def read_address(text: str) -> Address:
     """The parts of `hf://owner/name[@revision]`."""
     if not (found := ADDRESS.fullmatch(text)):

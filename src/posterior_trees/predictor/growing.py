@@ -68,8 +68,8 @@ class GrowingPredictor(TreePredictor):
 
     def question(self, y, node, parent, region, level) -> tuple[Tensor, ...]:
         """What the network is given, padded to a size it can take."""
-        maps = (node, node - parent, region)
-        return (self.view(y), *(self._padded(part) for part in maps), level)
+        maps = (pad(m, self.multiple, self.padding) for m in (node, node - parent, region))
+        return (self.view(y), *(m.to(self.dtype) for m in maps), level)
 
     def root_of(self, leaves: Leaves, naive: Float[Tensor, "b c h w"]) -> Tensor:
         return naive + self.measurement.project(self._inner(leaves, naive).mean(dim=1))
@@ -127,6 +127,3 @@ class GrowingPredictor(TreePredictor):
         return [Siblings(*pair) for pair in zip(split.images, split.log_probs, strict=True)]
 
     _has_warned = False
-
-    def _padded(self, maps: Tensor) -> Tensor:
-        return pad(maps, self.multiple, self.padding).to(self.dtype)
