@@ -73,7 +73,7 @@ def beta_range(units: int, level: float) -> tuple[float, float]:
     k = math.ceil((units + 1) * level - ROUNDING)
     if k > units:
         return 1.0, 1.0
-    low, high = betaincinv(k, units + 1 - k, [0.05, 0.95]).tolist()
+    low, high = betaincinv(k, units + 1 - k, [(1 - 0.9) / 2, (1 + 0.9) / 2]).tolist()
     return low, high
 
 
