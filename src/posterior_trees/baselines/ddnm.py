@@ -36,17 +36,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from posterior_trees.baselines.process import (
+    Chain,
     Clip,
     Denoiser,
-    alpha_at,
-    check_noise_free,
-    clamp,
-    gather,
     noise_in,
-    normal_like,
     seen_noise,
     spaced_times,
-    spread,
     travel_times,
 )
 from posterior_trees.measure import Measurement
@@ -69,22 +64,20 @@ def ddnm(
 ) -> Float[Tensor, "b {n} *shape2"]:
     """`n` samples of every `y`, all of which agree with it unless it has noise (`noise`, its
     standard deviation in the denoiser's scale). Defaults: the published settings."""
-    check_noise_free(measurement, "ddnm")
-    levels = spaced_times(len(denoise.alpha_bar), steps)[::-1]  # −1, then upwards
-    visits = travel_times(steps, travel_length, travel_repeat)
-    known, sigma = spread(y, n), seen_noise(measurement, noise)
-    x = normal_like(spread(measurement.naive(y), n), generator)
-    x0 = x
-    for step, step_next in pairwise(visits):
-        t, alpha_next = levels[step + 1], alpha_at(denoise.alpha_bar, levels[step_next + 1])
-        z = normal_like(x, generator)
+    chain = Chain("ddnm", denoise, measurement, y, n, generator, clip)
+    levels = spaced_times(chain.levels, steps)[::-1]  # −1, then upwards
+    sigma = seen_noise(measurement, noise)
+    x = x0 = chain.noise()
+    for step, step_next in pairwise(travel_times(steps, travel_length, travel_repeat)):
+        t, alpha_next = levels[step + 1], chain.alpha(levels[step_next + 1])
+        z = chain.noise()
         if step_next > step:
             x = math.sqrt(alpha_next) * x0 + math.sqrt(1 - alpha_next) * z
             continue
-        x0 = clamp(denoise(x, t), clip)
-        e = noise_in(x, x0, alpha_at(denoise.alpha_bar, t))
+        x0 = chain.estimate(x, t)
+        e = noise_in(x, x0, chain.alpha(t))
         mixed = math.sqrt(1 - alpha_next) * (eta * z + math.sqrt(1 - eta**2) * e)
-        agreed = measurement.impose(x0, known)
+        agreed = measurement.impose(x0, chain.known)
         if sigma:
             trust, deviation = plus(alpha_next, sigma, eta)
             agreed = torch.lerp(x0, agreed, trust)
@@ -92,7 +85,7 @@ def ddnm(
         else:
             x0 = agreed
         x = math.sqrt(alpha_next) * agreed + mixed
-    return gather(x, n)
+    return x.unflatten(0, (-1, n))
 
 
 def plus(alpha: float, sigma: float, eta: float | int) -> tuple[float, float]:

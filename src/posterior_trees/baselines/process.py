@@ -13,11 +13,12 @@ schedules in float64 and carry all samples of all measurements in one batch.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from posterior_trees.errors import InputError
@@ -38,23 +39,21 @@ class Denoiser(Protocol):
     def __call__(self, x_t: Tensor, t: int) -> Tensor: ...
 
 
-def linear_alpha_bar(
-    levels: int = 1000, first: float = 1e-4, last: float = 0.02
-) -> Float[Tensor, "t"]:
+def linear_alpha_bar(levels: int = 1000) -> Float[Tensor, "t"]:
     r"""$\bar\alpha$ of the linear schedule of DDPM, $\beta$ from 1e-4 to 0.02 over 1000 levels and
     scaled by $1000/T$ for another number of them."""
     if levels < 2:
         raise InputError(f"levels is {levels}; a diffusion process needs at least 2 noise levels")
     scale = 1000 / levels
-    beta = torch.linspace(first * scale, last * scale, levels, dtype=torch.float64)
+    beta = torch.linspace(1e-4 * scale, 0.02 * scale, levels, dtype=torch.float64)
     return (1 - beta.clamp_max(0.999)).cumprod(dim=0)
 
 
-def cosine_alpha_bar(levels: int = 1000, offset: float = 0.008) -> Float[Tensor, "t"]:
+def cosine_alpha_bar(levels: int = 1000) -> Float[Tensor, "t"]:
     r"""$\bar\alpha$ of the cosine schedule, $\beta_t = \min(1 - f(t+1)/f(t), 0.999)$ with
-    $f(t) = \cos^2\bigl(\tfrac{t/T + s}{1 + s} \tfrac\pi2\bigr)$."""
+    $f(t) = \cos^2\bigl(\tfrac{t/T + s}{1 + s} \tfrac\pi2\bigr)$ and $s = 0.008$."""
     t = torch.arange(levels + 1, dtype=torch.float64) / levels
-    f = ((t + offset) / (1 + offset) * math.pi / 2).cos().square()
+    f = ((t + 0.008) / 1.008 * math.pi / 2).cos().square()
     return (f[1:] / f[:-1]).clamp_min(0.001).cumprod(dim=0)
 
 
@@ -111,20 +110,37 @@ def spread(y: Float[Tensor, "b *shape"], n: int) -> Float[Tensor, "bn *shape"]:
     return y.repeat_interleave(n, dim=0)
 
 
-def gather(x: Float[Tensor, "bn *shape"], n: int) -> Float[Tensor, "b n *shape"]:
-    """Undo `spread`: the samples of every measurement."""
-    return x.unflatten(0, (-1, n))
+class Chain:
+    """What the samplers share that walk a denoiser of the prior: the samples of all measurements
+    are one batch, `known` holds the measurement of each, and `plain` its naive image."""
 
+    def __init__(
+        self, name: str, denoise: Denoiser, measurement: Measurement, y: Float[Tensor, "b *shape"],
+        n: int, generator: torch.Generator | None, clip: Clip,
+    ) -> None:  # fmt: skip
+        if not measurement.is_exact:  # there is no {A x = y} to project on
+            kind = type(measurement).__name__
+            remedy = "`denoising`" if measurement.is_random else "`conditional`"
+            raise InputError(
+                f"{name} needs a measurement without noise that can be imposed on an image "
+                f"(Inpaint, Colorize, Downsample), not {kind}; use {remedy}"
+            )
+        self.denoise, self.generator, self.clip = denoise, generator, clip
+        self.levels = len(denoise.alpha_bar)
+        self.known, self.plain = spread(y, n), spread(measurement.naive(y), n)
 
-def check_noise_free(measurement: Measurement, name: str) -> None:
-    """Refuse measurements that tell nothing for sure: there is no {A x = y} to project on."""
-    if not measurement.is_exact:
-        kind = type(measurement).__name__
-        remedy = "`denoising`" if measurement.is_random else "`conditional`"
-        raise InputError(
-            f"{name} needs a measurement without noise that can be imposed on an image "
-            f"(Inpaint, Colorize, Downsample), not {kind}; use {remedy}"
-        )
+    def noise(self) -> Float[Tensor, "bn *shape"]:
+        return normal_like(self.plain, self.generator)
+
+    def estimate(self, x: Float[Tensor, "bn *shape"], t: int) -> Float[Tensor, "bn *shape"]:
+        return clamp(self.denoise(x, t), self.clip)
+
+    def alpha(self, t: int) -> float:
+        return alpha_at(self.denoise.alpha_bar, t)
+
+    def moves(self, times: Sequence[int]) -> Iterator[tuple[int, float, float]]:
+        r"""The levels but the last one, each with its $\bar\alpha$ and that of the next."""
+        return ((t, self.alpha(t), self.alpha(t_next)) for t, t_next in pairwise(times))
 
 
 def seen_noise(measurement: Measurement, noise: float | int) -> float:
@@ -132,19 +148,3 @@ def seen_noise(measurement: Measurement, noise: float | int) -> float:
     if noise < 0:
         raise InputError(f"noise is {noise}; a standard deviation is 0 or more")
     return noise / math.sqrt(measurement.gain)
-
-
-def condition(denoise: Callable, measurement: Measurement, y: Tensor) -> Callable:
-    """The conditional denoiser as a function of `(x_t, t)`: `denoise.given(measurement, y)` where
-    there is such a method, else `denoise(x_t, t, y)`."""
-    given = getattr(denoise, "given", None)
-    if given is not None:
-        return given(measurement, y)
-    return lambda x_t, t: denoise(x_t, t, y)
-
-
-def nearest_level(alpha_bar: Float[Tensor, "t"], sigma: float) -> Int[Tensor, ""]:
-    r"""The level whose noise $\sqrt{(1-\bar\alpha)/\bar\alpha}$, relative to the image, is nearest
-    to `sigma` (in ratio)."""
-    levels = ((1 - alpha_bar) / alpha_bar).sqrt()
-    return (levels.log() - math.log(sigma)).abs().argmin()

@@ -22,15 +22,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from posterior_trees.baselines.process import (
-    Clip,
-    Denoiser,
-    clamp,
-    gather,
-    normal_like,
-    spread,
-    travel_times,
-)
+from posterior_trees.baselines.process import Chain, Clip, Denoiser, travel_times
 from posterior_trees.errors import InputError
 from posterior_trees.measure import Inpaint, Measurement
 
@@ -55,25 +47,23 @@ def repaint(
             "use ddnm, ddrm or conditional"
         )
     levels, alphas = respace(denoise.alpha_bar, steps)
-    known = spread(y, n)
-    x = normal_like(known, generator)
-    visits = travel_times(steps, jump, resamplings)
-    for number, (i, i_next) in enumerate(pairwise(visits)):
+    chain = Chain("repaint", denoise, measurement, y, n, generator, clip)
+    x = chain.noise()
+    for number, (i, i_next) in enumerate(pairwise(travel_times(steps, jump, resamplings))):
         alpha, before = alphas[max(i, i_next) + 1], alphas[max(i, i_next)]
         beta = 1 - alpha / before
         if i_next > i:
-            x = math.sqrt(1 - beta) * x + math.sqrt(beta) * normal_like(x, generator)
+            x = math.sqrt(1 - beta) * x + math.sqrt(beta) * chain.noise()
             continue
         if number:
-            noise = math.sqrt(1 - alpha) * normal_like(x, generator)
-            x = measurement.impose(x, math.sqrt(alpha) * known + noise)
-        x0 = clamp(denoise(x, levels[i]), clip)
+            noise = math.sqrt(1 - alpha) * chain.noise()
+            x = measurement.impose(x, math.sqrt(alpha) * chain.known + noise)
+        x0 = chain.estimate(x, levels[i])
         x = beta * math.sqrt(before) * x0 + (1 - before) * math.sqrt(1 - beta) * x
         x = x / (1 - alpha)
         if i > 0:
-            deviation = math.sqrt(beta * (1 - before) / (1 - alpha))
-            x = x + deviation * normal_like(x, generator)
-    return gather(measurement.impose(x, known), n)
+            x = x + math.sqrt(beta * (1 - before) / (1 - alpha)) * chain.noise()
+    return measurement.impose(x, chain.known).unflatten(0, (-1, n))
 
 
 def respace(alpha_bar: Float[Tensor, "t"], steps: int) -> tuple[list[int], list[float]]:

@@ -10,12 +10,15 @@ $\eta = 1$ is ancestral sampling; $\eta = 0$ is deterministic. With an exact den
 the chain draws from the prior. Two more uses are exact as well: started at the level whose noise is
 that of a measurement $y = x + \sigma_y n$, from $x_t = \sqrt{\bar\alpha}\, y$, it draws from the
 *denoising posterior* (only with $\eta = 1$: a deterministic chain returns one point); run with a
-conditional denoiser it draws from any posterior (`conditional`).
+denoiser that sees the measurement, in the manner of Palette (Saharia et al. 2022), it draws from
+any posterior (`conditional`).
 """
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import pairwise
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -26,14 +29,12 @@ from posterior_trees.baselines.process import (
     Denoiser,
     alpha_at,
     clamp,
-    gather,
-    nearest_level,
     noise_in,
     normal_like,
     spaced_times,
     spread,
 )
-from posterior_trees.measure import Denoise
+from posterior_trees.measure import Denoise, Measurement
 
 
 def reverse(
@@ -41,10 +42,9 @@ def reverse(
     alpha_bar: Float[Tensor, "t"],
     x: Float[Tensor, "bn *shape"],
     times: Sequence[int],
-    *,
-    eta: float | int = 1.0,
-    generator: torch.Generator | None = None,
-    correct: Callable[[Tensor], Tensor] = lambda x0: x0,
+    eta: float | int,
+    generator: torch.Generator | None,
+    correct: Callable[[Tensor], Tensor],
 ) -> Float[Tensor, "bn *shape"]:
     """Walk `x` down the levels `times`; `correct` may change each estimate of the clean image."""
     for t, t_next in pairwise(times):
@@ -70,10 +70,8 @@ def unconditional(
     """Samples of the prior itself, as many and of the shape, dtype and device of `like`."""
     times = spaced_times(len(denoise.alpha_bar), steps)
     x = normal_like(like, generator)
-    return reverse(
-        denoise, denoise.alpha_bar, x, times, eta=eta, generator=generator,
-        correct=lambda x0: clamp(x0, clip),
-    )  # fmt: skip
+    correct = partial(clamp, clip=clip)
+    return reverse(denoise, denoise.alpha_bar, x, times, eta, generator, correct)
 
 
 @torch.no_grad()
@@ -92,11 +90,45 @@ def denoising(
 
     `measurement.sigma` is in the denoiser's own scale. The chain has at most `steps` steps.
     """
-    start = int(nearest_level(denoise.alpha_bar, float(measurement.sigma)))
+    ratios = ((1 - denoise.alpha_bar) / denoise.alpha_bar).sqrt()  # of noise to image
+    start = int((ratios.log() - math.log(measurement.sigma)).abs().argmin())
     below = spaced_times(start, min(steps - 1, start)) if min(steps - 1, start) else [-1]
     x = math.sqrt(alpha_at(denoise.alpha_bar, start)) * spread(y, n)
-    samples = reverse(
-        denoise, denoise.alpha_bar, x, [start, *below], eta=eta, generator=generator,
-        correct=lambda x0: clamp(x0, clip),
-    )  # fmt: skip
-    return gather(samples, n)
+    times, correct = [start, *below], partial(clamp, clip=clip)
+    samples = reverse(denoise, denoise.alpha_bar, x, times, eta, generator, correct)
+    return samples.unflatten(0, (-1, n))
+
+
+@torch.no_grad()
+def conditional(
+    denoise: Denoiser,
+    measurement: Measurement,
+    y: Float[Tensor, "b *shape"],
+    n: int,
+    *,
+    steps: int = 100,
+    eta: float | int = 1.0,
+    generator: torch.Generator | None = None,
+    clip: Clip = None,
+) -> Float[Tensor, "b {n} *shape2"]:
+    r"""`n` posterior samples of every `y`: the only sampler here that is unbiased in the limit of a
+    perfect network and many steps and works for every measurement, paired data included. It learns
+    from the same pairs as a tree does: it is the baseline to beat. No guidance, which would narrow
+    the samples and falsify the probabilities.
+
+    `denoise` is asked for $\mathbb E[x_0 \mid x_t, y]$ through `denoise.given(measurement, y)` if
+    it has that method, else as `denoise(x_t, t, y)`. Below about 50 steps $\eta = 1$ loses 5 to
+    10 % of the spread; $\eta = 0$ is valid too, since chance enters through the first $x$.
+    """
+    asked: Any = denoise
+    known = spread(y, n)
+    given = getattr(asked, "given", None)
+    posterior = given(measurement, known) if given else lambda x_t, t: asked(x_t, t, known)
+    x = normal_like(spread(measurement.naive(y), n), generator)
+    times = spaced_times(len(denoise.alpha_bar), steps)
+
+    def correct(x0: Tensor) -> Tensor:
+        return measurement.impose(clamp(x0, clip), known)
+
+    x = reverse(posterior, denoise.alpha_bar, x, times, eta, generator, correct)
+    return x.unflatten(0, (-1, n))
