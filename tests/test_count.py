@@ -13,8 +13,7 @@ import torch
 from PIL import Image
 
 from posterior_trees import Tree, cli, grow
-from posterior_trees.imaging.otsu import otsu
-from posterior_trees.imaging.regions import find_regions
+from posterior_trees.imaging.regions import find_regions, otsu
 from posterior_trees.models.build import build_predictor
 from posterior_trees.models.checkpoint import save_model
 from posterior_trees.pictures.nuclei import blocks
