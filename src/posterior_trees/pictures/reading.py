@@ -42,6 +42,7 @@ from posterior_trees.imaging.source import (
     open_stack,
 )
 from posterior_trees.imaging.source import Source as PlaneOfFile
+from posterior_trees.imaging.stack import stamp_of
 from posterior_trees.imaging.tiff import is_tiff
 from posterior_trees.pictures.arrays import from_memory
 from posterior_trees.pictures.digits.find import takes_digits
@@ -205,11 +206,6 @@ def choose_scale(reading: Reading, plane: PlaneOfFile | None, predictor: Predict
     lacks = [] if have else ["of the picture (none in the file: --pixel-size)"]
     lacks += [] if want else [f"of the model ({called} has none: --scale)"]
     raise InputError(f"--scale auto needs a pixel size {' and '.join(lacks)}")
-
-
-def stamp_of(path: str | PathLike[str]) -> dict[str, Any]:
-    about = Path(path).stat()
-    return {"bytes": about.st_size, "modified": about.st_mtime_ns}
 
 
 def open_plane(path: str | PathLike[str], predictor: Predictor, plane: Plane) -> PlaneOfFile | None:
