@@ -124,14 +124,11 @@ class TreeWriter:
         steps = [self.frame.steps(2**level) for level in range(len(self.sizes))]
         name = self.folder.name.removeprefix(".").removesuffix(".part")  # it is renamed when whole
         image = multiscales(name, self.frame.axes(), steps, self.ngff)
-        paths = paths_of(self.branching)
-        nodes = [
-            {"path": list(path), "channel": channel, "probability": math.exp(log),
-             "log_probability": log if math.isfinite(log) else None}
-            for channel, (path, log) in enumerate(zip(paths, log_probs, strict=True))
-        ]  # fmt: skip
-        names = [f"{name_of(path)} p={math.exp(log):.3f}"
-                 for path, log in zip(paths, log_probs, strict=True)]  # fmt: skip
+        told = list(zip(paths_of(self.branching), log_probs, strict=True))
+        nodes = [{"path": list(path), "channel": channel, "probability": math.exp(log),
+                  "log_probability": log if math.isfinite(log) else None}
+                 for channel, (path, log) in enumerate(told)]  # fmt: skip
+        names = [f"{name_of(path)} p={math.exp(log):.3f}" for path, log in told]
         facts = {
             "tree": SCHEMA, "branching": list(self.branching), "nodes": nodes,
             "value_of_one": ONE[self.dtype], "clipped": self.dtype != "float32",
