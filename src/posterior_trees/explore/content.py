@@ -120,14 +120,17 @@ def _describe(
             elif shown is not None and paths[node] not in shown:
                 nodes.append({"p": prob, "same": True})
             else:
-                image = to_png(tree.images[level][0, node], what, side)
-                nodes.append({"p": prob, "image": image})
+                png = to_png(tree.images[level][0, node], what, side)
+                nodes.append({"p": prob, "image": png})
         levels.append(nodes)
+    said = {} if tree.guarantee is None else {"promise": tree.guarantee.for_page(tree)}
+    if said and side and max(tree.shape[1:]) > side:
+        said["promise"].pop("boxes", None)  # a box of a shrunk picture is none of the promise's
     return {
         "truth_path": None if x is None else tree.descend(x[None].to(tree.root))[0].tolist(),
         "levels": levels,
         "measures": {str(title): _values(tree, f, str(title)) for title, f in measures.items()},
-        **_promise(tree, side),
+        **said,
     }
 
 
@@ -140,16 +143,6 @@ def describe_growth(
     truth = None if x is None else x[0]
     made = _describe(tree, "what was grown", truth, measures, None, growth.nodes)
     return made | {"branching": list(tree.branching), "grown": {"split": split}}
-
-
-def _promise(tree: Tree, side: int | None) -> dict:
-    """What is promised; a box of a shrunk picture is none of the promise's boxes."""
-    if tree.guarantee is None:
-        return {}
-    said = tree.guarantee.for_page(tree)
-    if side and max(tree.shape[1:]) > side:
-        said.pop("boxes", None)
-    return {"promise": said}
 
 
 def _values(tree: Tree, measure: Measure, title: str) -> list[float | None]:

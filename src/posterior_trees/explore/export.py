@@ -1,4 +1,5 @@
-r"""Trees as one self-contained web page: the explorer, opened from disk, without any network.
+r"""Trees as one self-contained web page, the explorer: opened from disk, or the output of a cell
+of a notebook (`show(tree, inputs=y)`, or just `tree` as its last line), without any network.
 
 The page is `static/page.html` with the style sheet, the script and the trees put inside it. The
 script is the modules of `static/` one after the other, in the order of their imports, with the
@@ -6,7 +7,8 @@ import and export words taken away; the server sends the same files as they are.
 in a script tag (`<script type="application/json" id="trees">`), in the form of `content`.
 
 Whatever the user wrote (names, title, model card) goes through the JSON, where `<` is `\u003c`, and
-the script only ever puts it on the page as text.
+the script only ever puts it on the page as text. In a notebook the page lives in a frame of its own
+(`srcdoc`), so that it and the notebook leave each other alone, and is saved with the notebook.
 """
 
 import html
@@ -22,22 +24,14 @@ from posterior_trees.explore.content import SCHEMA, describe_trees
 from posterior_trees.store import write_bytes
 from posterior_trees.tree import Tree
 
-MODULES = (
-    "state.js",
-    "pixels.js",
-    "promise.js",
-    "answers.js",
-    "treeview.js",
-    "viewer.js",
-    "ask.js",
-    "files.js",
-    "share.js",
-    "main.js",
-)
+MODULES = ("state.js", "pixels.js", "promise.js", "answers.js", "treeview.js", "viewer.js",
+           "ask.js", "files.js", "share.js", "main.js")  # fmt: skip
 """The scripts of a saved page, each after those it imports."""
 SERVED = (*MODULES, "eyes.js", "grow.js", "paper.js", "own.js", "style.css")
 """What the server sends: also the part that asks it for trees of new pictures."""
-
+HEIGHT = 720
+SHOWN = 24
+"""How many trees of a batch a bare `tree` shows; `show` shows all that it is given."""
 INLINE_POLICY = (
     "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
 )
@@ -131,3 +125,35 @@ def _fill(content: dict, parts: dict[str, str]) -> str:
     return re.sub(
         "|".join(map(re.escape, parts)), lambda match: parts[match[0]], static("page.html")
     )
+
+
+class Widget:
+    """A page that a notebook displays."""
+
+    def __init__(self, text: str, height: int = HEIGHT) -> None:
+        self.text, self.height = text, height
+
+    def _repr_html_(self) -> str:
+        return (
+            f'<iframe srcdoc="{html.escape(self.text)}" title="Posterior tree explorer" '
+            f'sandbox="allow-scripts allow-downloads allow-modals" '
+            f'style="width:100%;height:{self.height}px;border:1px solid #8884;border-radius:8px">'
+            "</iframe>"
+        )
+
+
+def show(tree: Tree, *, height: int = HEIGHT, **options) -> Widget:
+    """The explorer of a `tree` for a notebook, `height` pixels high; the options are those of
+    `explore.page`.
+
+    >>> tree = grow(torch.rand(1, 9, 1, 8, 8), torch.zeros(1, 9).log_softmax(dim=1), branching=3)
+    >>> "iframe" in show(tree, title="Nine answers")._repr_html_()
+    True
+    """
+    return Widget(page(tree, **options), height)
+
+
+def repr_html(tree: Tree) -> str | None:
+    """What a bare `tree` in a cell shows: its first trees, or nothing special for other shapes."""
+    is_image = len(tree.shape) == 3 and tree.shape[0] in (1, 3)
+    return show(tree[:SHOWN])._repr_html_() if is_image and len(tree) else None

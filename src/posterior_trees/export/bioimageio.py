@@ -25,6 +25,7 @@ from posterior_trees.assets import PAPER
 from posterior_trees.errors import InputError, MissingError, need
 from posterior_trees.export.onnx import OPSET, Graph, check, trace
 from posterior_trees.imaging.adjust import Adjustment
+from posterior_trees.imaging.stored import paths_of
 from posterior_trees.predictor import TreePredictor, evaluating
 from posterior_trees.store import write_bytes
 
@@ -57,19 +58,15 @@ def save_bioimageio(
         raise InputError("--invert has no place in the format: exchange the levels' meaning first")
     _check(predictor)
     spec = _import()
-    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings(action="ignore"):
         made = _package(predictor, adjustment, Path(folder), spec)
         write_bytes(Path(file), made.read_bytes())
 
 
 def names_of(predictor: TreePredictor) -> list[str]:
     """Of the nodes: `root`, then `n_` and the path, as `n_0_1`."""
-    names, level = ["root"], [()]
-    for k in predictor.branching:
-        level = [(*path, child) for path in level for child in range(k)]
-        names += ["n_" + "_".join(map(str, path)) for path in level]
-    return names
+    return ["_".join(map(str, ("n", *path))) if path else "root"
+            for path in paths_of(predictor.branching)]  # fmt: skip
 
 
 def _package(predictor: TreePredictor, adjustment: Adjustment, folder: Path, spec: Any) -> Path:
@@ -95,9 +92,8 @@ def _package(predictor: TreePredictor, adjustment: Adjustment, folder: Path, spe
     for form in ("onnx", "torchscript"):
         summary = spec["test"](out, weight_format=form)
         if summary.status != "passed":
-            raise InputError(
-                f"the package fails the format's own test of {form}: {summary.format()}"
-            )
+            why = summary.format()
+            raise InputError(f"the package fails the format's own test of {form}: {why}")
     return out
 
 
@@ -112,11 +108,10 @@ def _describe(predictor: TreePredictor, adjustment: Adjustment, folder: Path, sp
         place = v.SizeReference(tensor_id="input", axis_id=name)
         return v.SpaceOutputAxis(id=name, size=place)
 
+    gain, offset = 1 / (high - low), -low / (high - low)
     steps = [
         v.EnsureDtypeDescr(kwargs=v.EnsureDtypeKwargs(dtype="float32")),
-        v.ScaleLinearDescr(
-            kwargs=v.ScaleLinearKwargs(gain=1 / (high - low), offset=-low / (high - low))
-        ),
+        v.ScaleLinearDescr(kwargs=v.ScaleLinearKwargs(gain=gain, offset=offset)),
         v.ClipDescr(kwargs=v.ClipKwargs(min=0.0, max=1.0)),
     ]
     inputs = v.InputTensorDescr(
@@ -230,17 +225,14 @@ def _cover(file: Path, y: Tensor, nodes: Tensor) -> None:
     Image.fromarray((pair * 255).round().byte().numpy()).save(file)
 
 
-def _check_pydantic(version: str) -> None:
+def _import() -> dict[str, Any]:
+    find = partial(need, purpose="writing bioimage.io packages", extra="bioimageio")
+    version = find("pydantic").VERSION
     if tuple(map(int, version.split(".")[:2])) >= (2, 14):
         raise MissingError(
             f"bioimageio.spec 0.5.12 cannot write packages with pydantic {version}: "
             'pip install "pydantic<2.14", in an environment of its own'
         )
-
-
-def _import() -> dict[str, Any]:
-    find = partial(need, purpose="writing bioimage.io packages", extra="bioimageio")
-    _check_pydantic(find("pydantic").VERSION)
     core, spec = find("bioimageio.core"), find("bioimageio.spec")
     v0_5 = find("bioimageio.spec.model.v0_5")
     return {"v0_5": v0_5, "save": spec.save_bioimageio_package, "test": core.test_model}
