@@ -18,7 +18,7 @@ Few and large operations: a GPU waits for the next one longer than it works on i
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -61,12 +61,16 @@ def hierarchical_kmeans(
     parents = sum(level_sizes(levels)[:-1])
     draws = 1 + max(levels, default=1) * _candidates(max(levels, default=1))
     device = generator.device if generator else None
-    size = len(samples), parents, restarts, draws
-    uniform = torch.rand(size, generator=generator, device=device).to(samples.device)
+    shape = len(samples), parents, restarts, draws
+    uniform = torch.rand(shape, generator=generator, device=device).to(samples.device)
     wide = torch.promote_types(samples.dtype, torch.float32)
+    # As many images together as have their distances in `CHUNK` numbers.
+    count, coordinates = samples.flatten(2).shape[1:]
+    per_image = count * max(restarts * max(levels, default=1), min(count, coordinates))
+    size = max(1, CHUNK // per_image)
     leaves = [
-        _cluster(samples[chunk].to(wide), levels, uniform[chunk].to(wide))
-        for chunk in _chunks(samples, levels, restarts)
+        _cluster(part.to(wide), levels, draws.to(wide))
+        for part, draws in zip(samples.split(size), uniform.split(size), strict=True)
     ]
     images, log_probs = (torch.cat(part) for part in zip(*leaves, strict=True))
     return grow(images, log_probs, levels)
@@ -97,14 +101,6 @@ def _check(samples: Tensor, levels: tuple[int, ...], depth: int | None, restarts
         raise InputError(f"restarts is {restarts}; K-means runs at least once")
     if not torch.stack(samples.aminmax()).isfinite().all():
         raise InputError("samples hold NaN or infinite values; drop those samples first")
-
-
-def _chunks(samples: Tensor, levels: tuple[int, ...], restarts: int) -> Iterator[slice]:
-    """Images to cluster together, so that the distances fit in `CHUNK` numbers."""
-    count, coordinates = samples.flatten(2).shape[1:]
-    per_image = count * max(restarts * max(levels, default=1), min(count, coordinates))
-    size = max(1, CHUNK // per_image)
-    return (slice(i, i + size) for i in range(0, len(samples), size))
 
 
 def _cluster(samples: Tensor, levels: tuple[int, ...], uniform: Tensor) -> tuple[Tensor, Tensor]:
