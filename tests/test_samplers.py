@@ -446,7 +446,7 @@ def test_dps_pulls_every_sample_by_its_own_residual() -> None:
 
     def slopes(part: slice) -> Tensor:
         chain = Chain("dps", denoise, hide, known[part], 1, None, None)
-        return _estimate(chain, hide, x[part], 300, hide(hide.naive(known[part])))[1]
+        return _estimate(chain, x[part], 300, hide(hide.naive(known[part])))[1]
 
     for i in range(4):
         torch.testing.assert_close(slopes(slice(None))[i : i + 1], slopes(slice(i, i + 1)))

@@ -32,41 +32,32 @@ import math
 from itertools import pairwise
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from posterior_trees.baselines.process import (
     Chain,
-    Clip,
-    Denoiser,
     noise_in,
+    sampler,
     seen_noise,
     spaced_times,
     travel_times,
 )
-from posterior_trees.measure import Measurement
 
 
-@torch.no_grad()
+@sampler
 def ddnm(
-    denoise: Denoiser,
-    measurement: Measurement,
-    y: Float[Tensor, "b *shape"],
-    n: int,
+    chain: Chain,
     *,
     steps: int = 100,
     eta: float | int = 0.85,
     travel_length: int = 1,
     travel_repeat: int = 1,
     noise: float | int = 0.0,
-    generator: torch.Generator | None = None,
-    clip: Clip = None,
-) -> Float[Tensor, "b {n} *shape2"]:
+) -> Tensor:
     """`n` samples of every `y`, all of which agree with it unless it has noise (`noise`, its
     standard deviation in the denoiser's scale). Defaults: the published settings."""
-    chain = Chain("ddnm", denoise, measurement, y, n, generator, clip)
     levels = spaced_times(chain.levels, steps)[::-1]  # −1, then upwards
-    sigma = seen_noise(measurement, noise)
+    sigma = seen_noise(chain.measurement, noise)
     x = x0 = chain.noise()
     for step, step_next in pairwise(travel_times(steps, travel_length, travel_repeat)):
         t, alpha_next = levels[step + 1], chain.alpha(levels[step_next + 1])
@@ -77,15 +68,15 @@ def ddnm(
         x0 = chain.estimate(x, t)
         e = noise_in(x, x0, chain.alpha(t))
         mixed = math.sqrt(1 - alpha_next) * (eta * z + math.sqrt(1 - eta**2) * e)
-        agreed = measurement.impose(x0, chain.known)
+        agreed = chain.impose(x0)
         if sigma:
             trust, deviation = plus(alpha_next, sigma, eta)
             agreed = torch.lerp(x0, agreed, trust)
-            mixed = deviation * z + measurement.project(mixed - deviation * z)
+            mixed = deviation * z + chain.measurement.project(mixed - deviation * z)
         else:
             x0 = agreed
         x = math.sqrt(alpha_next) * agreed + mixed
-    return x.unflatten(0, (-1, n))
+    return x
 
 
 def plus(alpha: float, sigma: float, eta: float | int) -> tuple[float, float]:

@@ -19,46 +19,31 @@ chain); its published 20 steps make it worse.
 
 import math
 
-import torch
-from jaxtyping import Float
 from torch import Tensor
 
-from posterior_trees.baselines.process import (
-    Chain,
-    Clip,
-    Denoiser,
-    noise_in,
-    seen_noise,
-    spaced_times,
-)
-from posterior_trees.measure import Measurement
+from posterior_trees.baselines.process import Chain, noise_in, sampler, seen_noise, spaced_times
 
 
-@torch.no_grad()
+@sampler
 def ddrm(
-    denoise: Denoiser,
-    measurement: Measurement,
-    y: Float[Tensor, "b *shape"],
-    n: int,
+    chain: Chain,
     *,
     steps: int = 20,
     eta: float | int = 0.85,
     eta_b: float | int = 1.0,
     noise: float | int = 0.0,
-    generator: torch.Generator | None = None,
-    clip: Clip = None,
-) -> Float[Tensor, "b {n} *shape2"]:
+) -> Tensor:
     """`n` samples of every `y`, all of which agree with it unless it has noise (`noise`, its
     standard deviation in the denoiser's scale). Defaults: the published settings."""
-    chain = Chain("ddrm", denoise, measurement, y, n, generator, clip)
-    times, tau = spaced_times(chain.levels, steps), seen_noise(measurement, noise)
-    seen = chain.plain - measurement.project(chain.plain)
+    times, tau = spaced_times(chain.levels, steps), seen_noise(chain.measurement, noise)
+    project = chain.measurement.project
+    seen = chain.plain - project(chain.plain)
     alpha = chain.alpha(times[0])
     sigma = math.sqrt((1 - alpha) / alpha)
     scaled = sigma * chain.noise()
     if sigma > tau:  # what is seen is less noisy than the first level: begin about it
         narrow = math.sqrt(1 - (tau / sigma) ** 2) * scaled
-        scaled = seen + narrow + measurement.project(scaled - narrow)
+        scaled = seen + narrow + project(scaled - narrow)
     for t, alpha, alpha_next in chain.moves(times):
         x = math.sqrt(alpha) * scaled
         x0 = chain.estimate(x, t)
@@ -70,6 +55,5 @@ def ddrm(
         else:
             trust, deviation = math.sqrt(1 - eta**2) * sigma / tau, eta * sigma
         guided = (1 - trust) * x0 + deviation * z
-        scaled = trust * seen + guided + measurement.project(unseen - guided)
-    samples = scaled if noise else measurement.impose(scaled, chain.known)
-    return samples.unflatten(0, (-1, n))
+        scaled = trust * seen + guided + project(unseen - guided)
+    return scaled if noise else chain.impose(scaled)

@@ -13,41 +13,32 @@ method then is DDNM with $e$ recomputed. Levels are dense at the clean end ("qua
 import math
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
-from posterior_trees.baselines.process import Chain, Clip, Denoiser, noise_in
+from posterior_trees.baselines.process import Chain, noise_in, sampler
 from posterior_trees.errors import InputError
-from posterior_trees.measure import Measurement
 
 
-@torch.no_grad()
+@sampler
 def diffpir(
-    denoise: Denoiser,
-    measurement: Measurement,
-    y: Float[Tensor, "b *shape"],
-    n: int,
+    chain: Chain,
     *,
     steps: int = 100,
     lambda_: float | int = 1.0,
     zeta: float | int = 1.0,
     sigma_n: float | int = 0.001,
-    generator: torch.Generator | None = None,
-    clip: Clip = None,
-) -> Float[Tensor, "b {n} *shape2"]:
+) -> Tensor:
     """`n` samples of every `y`. Defaults: the published settings for inpainting without noise."""
-    chain = Chain("diffpir", denoise, measurement, y, n, generator, clip)
-    times, gain = quad_times(chain.levels, steps), measurement.gain
+    times, gain = quad_times(chain.levels, steps), chain.measurement.gain
     alpha = chain.alpha(times[0])
     x = math.sqrt(alpha) * chain.plain + math.sqrt(1 - alpha) * chain.noise()
     for t, alpha, alpha_next in chain.moves(times):
         x0 = chain.estimate(x, t)
         rho = lambda_ * sigma_n**2 * alpha / (1 - alpha)
-        x0 = torch.lerp(x0, measurement.impose(x0, chain.known), gain / (gain + rho))
+        x0 = torch.lerp(x0, chain.impose(x0), gain / (gain + rho))
         noise = math.sqrt(1 - zeta) * noise_in(x, x0, alpha) + math.sqrt(zeta) * chain.noise()
         x = math.sqrt(alpha_next) * x0 + math.sqrt(1 - alpha_next) * noise
-    x0 = chain.estimate(x, times[-1])
-    return measurement.impose(x0, chain.known).unflatten(0, (-1, n))
+    return chain.impose(chain.estimate(x, times[-1]))
 
 
 def quad_times(levels: int, steps: int) -> list[int]:

@@ -12,45 +12,32 @@ projected on $\{A x = y\}$ at the end, as those of all other methods.
 import math
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
-from posterior_trees.baselines.process import Chain, Clip, Denoiser, noise_in, spaced_times
-from posterior_trees.measure import Measurement
+from posterior_trees.baselines.process import Chain, noise_in, sampler, spaced_times
 
 
-def dps(
-    denoise: Denoiser,
-    measurement: Measurement,
-    y: Float[Tensor, "b *shape"],
-    n: int,
-    *,
-    steps: int = 1000,
-    zeta: float | int = 0.5,
-    generator: torch.Generator | None = None,
-    clip: Clip = None,
-) -> Float[Tensor, "b {n} *shape2"]:
+@sampler
+def dps(chain: Chain, *, steps: int = 1000, zeta: float | int = 0.5) -> Tensor:
     """`n` samples of every `y`. Defaults: the published settings for inpainting."""
-    chain = Chain("dps", denoise, measurement, y, n, generator, clip)
-    seen = measurement(measurement.naive(chain.known))
+    see = chain.measurement
+    seen = see(see.naive(chain.known))
     x = chain.noise()
     for t, alpha, alpha_next in chain.moves(spaced_times(chain.levels, steps)):
-        x0, slope = _estimate(chain, measurement, x, t, seen)
+        x0, slope = _estimate(chain, x, t, seen)
         variance = (1 - alpha_next) / (1 - alpha) * (1 - alpha / alpha_next)
         mean = math.sqrt(alpha_next) * x0
         mean = mean + math.sqrt(max(1 - alpha_next - variance, 0.0)) * noise_in(x, x0, alpha)
         x = mean + math.sqrt(variance) * chain.noise() - zeta * slope
-    return measurement.impose(x, chain.known).unflatten(0, (-1, n))
+    return chain.impose(x)
 
 
 @torch.enable_grad()
-def _estimate(
-    chain: Chain, measurement: Measurement, x: Tensor, t: int, seen: Tensor
-) -> tuple[Tensor, Tensor]:
+def _estimate(chain: Chain, x: Tensor, t: int, seen: Tensor) -> tuple[Tensor, Tensor]:
     """The clean image and the gradient of each sample's own residual."""
     x = x.detach().requires_grad_()
     x0 = chain.estimate(x, t)
-    squares = (measurement(x0) - seen).flatten(1).square().sum(dim=1)
+    squares = (chain.measurement(x0) - seen).flatten(1).square().sum(dim=1)
     norms = squares.clamp_min(torch.finfo(squares.dtype).tiny).sqrt()
     (slope,) = torch.autograd.grad(norms.sum(), x)
     return x0.detach(), slope

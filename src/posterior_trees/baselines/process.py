@@ -13,9 +13,10 @@ schedules in float64 and carry all samples of all measurements in one batch.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import wraps
 from itertools import pairwise
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -111,8 +112,8 @@ def spread(y: Float[Tensor, "b *shape"], n: int) -> Float[Tensor, "bn *shape"]:
 
 
 class Chain:
-    """What the samplers share that walk a denoiser of the prior: the samples of all measurements
-    are one batch, `known` holds the measurement of each, and `plain` its naive image."""
+    """What a sampler walks on: the samples of all measurements are one batch, `known` holds the
+    measurement of each, and `plain` its naive image."""
 
     def __init__(
         self, name: str, denoise: Denoiser, measurement: Measurement, y: Float[Tensor, "b *shape"],
@@ -125,8 +126,9 @@ class Chain:
                 f"{name} needs a measurement without noise that can be imposed on an image "
                 f"(Inpaint, Colorize, Downsample), not {kind}; use {remedy}"
             )
-        self.denoise, self.generator, self.clip = denoise, generator, clip
-        self.levels = len(denoise.alpha_bar)
+        self.denoise, self.measurement = denoise, measurement
+        self.generator, self.clip = generator, clip
+        self.alpha_bar, self.levels = denoise.alpha_bar, len(denoise.alpha_bar)
         self.known, self.plain = spread(y, n), spread(measurement.naive(y), n)
 
     def noise(self) -> Float[Tensor, "bn *shape"]:
@@ -135,12 +137,37 @@ class Chain:
     def estimate(self, x: Float[Tensor, "bn *shape"], t: int) -> Float[Tensor, "bn *shape"]:
         return clamp(self.denoise(x, t), self.clip)
 
+    def impose(self, x: Float[Tensor, "bn *shape"]) -> Float[Tensor, "bn *shape"]:
+        return self.measurement.impose(x, self.known)
+
     def alpha(self, t: int) -> float:
-        return alpha_at(self.denoise.alpha_bar, t)
+        return alpha_at(self.alpha_bar, t)
 
     def moves(self, times: Sequence[int]) -> Iterator[tuple[int, float, float]]:
         r"""The levels but the last one, each with its $\bar\alpha$ and that of the next."""
         return ((t, self.alpha(t), self.alpha(t_next)) for t, t_next in pairwise(times))
+
+
+def sampler(walk: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """A sampler for any denoiser of the prior: draws `n` samples of every `y`, by what `walk` makes
+    of their chain and its options."""
+
+    @wraps(walk)
+    @torch.no_grad()
+    def draw(
+        denoise: Denoiser,
+        measurement: Measurement,
+        y: Float[Tensor, "b *shape"],
+        n: int,
+        *,
+        generator: torch.Generator | None = None,
+        clip: Clip = None,
+        **options: Any,
+    ) -> Float[Tensor, "b {n} *shape2"]:
+        chain = Chain(walk.__name__, denoise, measurement, y, n, generator, clip)
+        return walk(chain, **options).unflatten(0, (-1, n))
+
+    return draw
 
 
 def seen_noise(measurement: Measurement, noise: float | int) -> float:

@@ -22,32 +22,21 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from posterior_trees.baselines.process import Chain, Clip, Denoiser, travel_times
+from posterior_trees.baselines.process import Chain, sampler, travel_times
 from posterior_trees.errors import InputError
-from posterior_trees.measure import Inpaint, Measurement
+from posterior_trees.measure import Inpaint
 
 
-@torch.no_grad()
-def repaint(
-    denoise: Denoiser,
-    measurement: Measurement,
-    y: Float[Tensor, "b *shape"],
-    n: int,
-    *,
-    steps: int = 250,
-    jump: int = 10,
-    resamplings: int = 10,
-    generator: torch.Generator | None = None,
-    clip: Clip = None,
-) -> Float[Tensor, "b {n} *shape"]:
+@sampler
+def repaint(chain: Chain, *, steps: int = 250, jump: int = 10, resamplings: int = 10) -> Tensor:
     """`n` samples of every `y`, all of which agree with it. Defaults: the published settings."""
+    measurement = chain.measurement
     if not isinstance(measurement, Inpaint):
         raise InputError(
             f"repaint pastes known pixels: it needs Inpaint, not {type(measurement).__name__}; "
             "use ddnm, ddrm or conditional"
         )
-    levels, alphas = respace(denoise.alpha_bar, steps)
-    chain = Chain("repaint", denoise, measurement, y, n, generator, clip)
+    levels, alphas = respace(chain.alpha_bar, steps)
     x = chain.noise()
     for number, (i, i_next) in enumerate(pairwise(travel_times(steps, jump, resamplings))):
         alpha, before = alphas[max(i, i_next) + 1], alphas[max(i, i_next)]
@@ -63,7 +52,7 @@ def repaint(
         x = x / (1 - alpha)
         if i > 0:
             x = x + math.sqrt(beta * (1 - before) / (1 - alpha)) * chain.noise()
-    return measurement.impose(x, chain.known).unflatten(0, (-1, n))
+    return chain.impose(x)
 
 
 def respace(alpha_bar: Float[Tensor, "t"], steps: int) -> tuple[list[int], list[float]]:
