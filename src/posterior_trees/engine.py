@@ -66,13 +66,9 @@ class Engine(Protocol):
 
 
 def make_engine(
-    name: str = "local",
-    workers: int = 1,
-    threads: int | None = 1,
-    *,
-    devices: Sequence[str] = (),
+    name: str = "local", workers: int = 1, threads: int | None = 1, *, devices: Sequence[str] = (),
     scheduler: str | None = None,
-) -> Engine:
+) -> Engine:  # fmt: skip
     """`local` processes, or those of `dask`, whose `scheduler` is an address or a file."""
     if name == "dask":
         return DaskEngine(workers, threads or 1, scheduler)

@@ -55,15 +55,10 @@ def draw(tree: Tree, **options: Any) -> Figure:
 
 
 def draw_grid(
-    trees: Tree,
-    *,
-    y: Float[Tensor, "_ _ _ _"] | None = None,
-    x: Float[Tensor, "_ _ _ _"] | None = None,
-    path: Int[Tensor, "_ _"] | None = None,
-    box: Sequence[int] | None = None,
-    names: Sequence[str] | None = None,
-    title: str | None = None,
-) -> Figure:
+    trees: Tree, *, y: Float[Tensor, "_ _ _ _"] | None = None,
+    x: Float[Tensor, "_ _ _ _"] | None = None, path: Int[Tensor, "_ _"] | None = None,
+    box: Sequence[int] | None = None, names: Sequence[str] | None = None, title: str | None = None,
+) -> Figure:  # fmt: skip
     """Draw the trees of several images, one under the other, with their measurements `y` and
     truths `x` if they are given. `path` holds node indices as `tree.descend(x)` returns them; that
     path is highlighted. A `box` (top, left, height, width) that the trees were asked about is

@@ -21,13 +21,9 @@ from posterior_trees.errors import InputError
 
 @sampler
 def diffpir(
-    chain: Chain,
-    *,
-    steps: int = 100,
-    lambda_: float | int = 1.0,
-    zeta: float | int = 1.0,
+    chain: Chain, *, steps: int = 100, lambda_: float | int = 1.0, zeta: float | int = 1.0,
     sigma_n: float | int = 0.001,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """`n` samples of every `y`. Defaults: the published settings for inpainting without noise."""
     times, gain = quad_times(chain.levels, steps), chain.measurement.gain
     alpha = chain.alpha(times[0])

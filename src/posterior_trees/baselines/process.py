@@ -155,15 +155,9 @@ def sampler(walk: Callable[..., Tensor]) -> Callable[..., Tensor]:
     @wraps(walk)
     @torch.no_grad()
     def draw(
-        denoise: Denoiser,
-        measurement: Measurement,
-        y: Float[Tensor, "b *shape"],
-        n: int,
-        *,
-        generator: torch.Generator | None = None,
-        clip: Clip = None,
-        **options: Any,
-    ) -> Float[Tensor, "b {n} *shape2"]:
+        denoise: Denoiser, measurement: Measurement, y: Float[Tensor, "b *shape"], n: int, *,
+        generator: torch.Generator | None = None, clip: Clip = None, **options: Any,
+    ) -> Float[Tensor, "b {n} *shape2"]:  # fmt: skip
         chain = Chain(walk.__name__, denoise, measurement, y, n, generator, clip)
         return walk(chain, **options).unflatten(0, (-1, n))
 

@@ -38,14 +38,10 @@ from posterior_trees.measure import Denoise, Measurement
 
 
 def reverse(
-    denoise: Callable[[Tensor, int], Tensor],
-    alpha_bar: Float[Tensor, "t"],
-    x: Float[Tensor, "bn *shape"],
-    times: Sequence[int],
-    eta: float | int,
-    generator: torch.Generator | None,
-    correct: Callable[[Tensor], Tensor],
-) -> Float[Tensor, "bn *shape"]:
+    denoise: Callable[[Tensor, int], Tensor], alpha_bar: Float[Tensor, "t"],
+    x: Float[Tensor, "bn *shape"], times: Sequence[int], eta: float | int,
+    generator: torch.Generator | None, correct: Callable[[Tensor], Tensor],
+) -> Float[Tensor, "bn *shape"]:  # fmt: skip
     """Walk `x` down the levels `times`; `correct` may change each estimate of the clean image."""
     for t, t_next in pairwise(times):
         alpha, alpha_next = alpha_at(alpha_bar, t), alpha_at(alpha_bar, t_next)
@@ -59,14 +55,9 @@ def reverse(
 
 @torch.no_grad()
 def unconditional(
-    denoise: Denoiser,
-    like: Float[Tensor, "n *shape"],
-    *,
-    steps: int = 100,
-    eta: float | int = 1.0,
-    generator: torch.Generator | None = None,
-    clip: Clip = None,
-) -> Float[Tensor, "n *shape"]:
+    denoise: Denoiser, like: Float[Tensor, "n *shape"], *, steps: int = 100, eta: float | int = 1.0,
+    generator: torch.Generator | None = None, clip: Clip = None,
+) -> Float[Tensor, "n *shape"]:  # fmt: skip
     """Samples of the prior itself, as many and of the shape, dtype and device of `like`."""
     times = spaced_times(len(denoise.alpha_bar), steps)
     x = normal_like(like, generator)
@@ -76,16 +67,10 @@ def unconditional(
 
 @torch.no_grad()
 def denoising(
-    denoise: Denoiser,
-    measurement: Denoise,
-    y: Float[Tensor, "b *shape"],
-    n: int,
-    *,
-    steps: int = 100,
-    eta: float | int = 1.0,
-    generator: torch.Generator | None = None,
+    denoise: Denoiser, measurement: Denoise, y: Float[Tensor, "b *shape"], n: int, *,
+    steps: int = 100, eta: float | int = 1.0, generator: torch.Generator | None = None,
     clip: Clip = None,
-) -> Float[Tensor, "b {n} *shape"]:
+) -> Float[Tensor, "b {n} *shape"]:  # fmt: skip
     """Exact posterior samples of `y = x + noise`, for any denoiser of the prior.
 
     `measurement.sigma` is in the denoiser's own scale. The chain has at most `steps` steps.
@@ -101,16 +86,10 @@ def denoising(
 
 @torch.no_grad()
 def conditional(
-    denoise: Denoiser,
-    measurement: Measurement,
-    y: Float[Tensor, "b *shape"],
-    n: int,
-    *,
-    steps: int = 100,
-    eta: float | int = 1.0,
-    generator: torch.Generator | None = None,
+    denoise: Denoiser, measurement: Measurement, y: Float[Tensor, "b *shape"], n: int, *,
+    steps: int = 100, eta: float | int = 1.0, generator: torch.Generator | None = None,
     clip: Clip = None,
-) -> Float[Tensor, "b {n} *shape2"]:
+) -> Float[Tensor, "b {n} *shape2"]:  # fmt: skip
     r"""`n` posterior samples of every `y`: the only sampler here that is unbiased in the limit of a
     perfect network and many steps and works for every measurement, paired data included. It learns
     from the same pairs as a tree does: it is the baseline to beat. No guidance, which would narrow

@@ -58,15 +58,11 @@ Measure = Callable[[Tensor], float]
 
 
 def describe_trees(
-    trees: Tree,
-    *,
-    inputs: Float[Tensor, "_ _ _ _"] | None = None,
-    truths: Float[Tensor, "_ _ _ _"] | None = None,
-    names: Sequence[str] | None = None,
-    rivals: Mapping[str, Tree] | None = None,
-    measures: Mapping[str, Measure] | None = None,
+    trees: Tree, *, inputs: Float[Tensor, "_ _ _ _"] | None = None,
+    truths: Float[Tensor, "_ _ _ _"] | None = None, names: Sequence[str] | None = None,
+    rivals: Mapping[str, Tree] | None = None, measures: Mapping[str, Measure] | None = None,
     side: int | None = None,
-) -> list[dict]:
+) -> list[dict]:  # fmt: skip
     """One example of the page for each tree.
 
     `inputs` are the measurements y, `truths` the clean images x if they are known; the page hides
@@ -98,13 +94,9 @@ def describe_trees(
 
 
 def _describe(
-    tree: Tree,
-    name: str,
-    x: Tensor | None,
-    measures: Mapping[str, Measure],
-    side: int | None,
+    tree: Tree, name: str, x: Tensor | None, measures: Mapping[str, Measure], side: int | None,
     shown: Container[tuple[int, ...]] | None = None,
-) -> dict:
+) -> dict:  # fmt: skip
     """One tree: its nodes, its measures, and where the truth goes in it; of a grown one what is not
     `shown` stands for its parent."""
     levels = []

@@ -42,12 +42,9 @@ SERVED_POLICY = (
 
 
 def page(
-    trees: Tree,
-    *,
-    title: str = "Posterior trees",
-    model_card: Mapping[str, object] | None = None,
+    trees: Tree, *, title: str = "Posterior trees", model_card: Mapping[str, object] | None = None,
     **options: Any,
-) -> str:
+) -> str:  # fmt: skip
     """The explorer of these trees as one HTML text; the other options are those of
     `describe_trees`. `model_card` may hold any words for the footer, such as `name`, `citation` and
     `attribution`."""

@@ -94,12 +94,9 @@ def _unit(stored: np.ndarray, name: str) -> np.ndarray:
 
 
 def describe_misfit(
-    stored: Stored,
-    done: Adjustment,
-    model: Predictor,
-    see: Callable[[Float[Tensor, "1 _ h w"]], Tensor],
-    is_imported: bool = False,
-) -> str:
+    stored: Stored, done: Adjustment, model: Predictor,
+    see: Callable[[Float[Tensor, "1 _ h w"]], Tensor], is_imported: bool = False,
+) -> str:  # fmt: skip
     """Why a picture may not be what the model was trained on, and what would help; empty if it fits
     or nobody knows. `see` gives the measurement of an adjusted picture. What was made of a digit
     or a drawing (`is_imported`) has the right black and white."""

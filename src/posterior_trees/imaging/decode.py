@@ -85,12 +85,9 @@ def decode(
 
 
 def decode_raw(
-    file: BufferedReader | BytesIO,
-    name: str,
-    channels: int,
-    size: tuple[int, ...] = (),
+    file: BufferedReader | BytesIO, name: str, channels: int, size: tuple[int, ...] = (),
     is_cut: bool = True,
-) -> Stored:
+) -> Stored:  # fmt: skip
     """The same, but numbers that are not of 8 or 16 bits come as float32, whatever their range, and
     unless `is_cut` the whole image becomes `size`, not its centre."""
     with errors_name(name), Image.open(file, formats=FORMATS) as image:

@@ -52,17 +52,9 @@ class TreeWriter:
     """Writes one tree part by part; every part of `0` is written once, in chunks of `CHUNK`."""
 
     def __init__(
-        self,
-        folder: Path,
-        branching: Sequence[int],
-        size: Sequence[int],
-        *,
-        dtype: str = "uint8",
-        ngff: str = "0.5",
-        frame: Frame = PLAIN,
-        is_pyramid: bool = True,
-        is_labelled: bool = False,
-    ) -> None:
+        self, folder: Path, branching: Sequence[int], size: Sequence[int], *, dtype: str = "uint8",
+        ngff: str = "0.5", frame: Frame = PLAIN, is_pyramid: bool = True, is_labelled: bool = False,
+    ) -> None:  # fmt: skip
         if dtype not in ONE:
             raise InputError(f"--dtype is {dtype}; it is {', '.join(ONE)}")
         if ngff not in FORMATS:
@@ -109,13 +101,9 @@ class TreeWriter:
             below[rows, columns] = quarters(np.asarray(above[places])).max(axis=0)
 
     def finish(
-        self,
-        log_probs: Sequence[float],
-        tiles: Tiles,
-        local: Float[np.ndarray, "n tiles"],
-        provenance: Mapping[str, Any],
-        nuclei: "Nuclei | None" = None,
-    ) -> None:
+        self, log_probs: Sequence[float], tiles: Tiles, local: Float[np.ndarray, "n tiles"],
+        provenance: Mapping[str, Any], nuclei: "Nuclei | None" = None,
+    ) -> None:  # fmt: skip
         """Probabilities, labels, tables and, last, the metadata; `log_probs` are those of all nodes
         over the field, `local` the probabilities of all nodes in each tile."""
         self._write_local(local, tiles)
@@ -190,18 +178,11 @@ class Nuclei(NamedTuple):
 
 
 def write_tree(
-    folder: str | PathLike[str],
-    tree: Tree,
-    *,
-    dtype: str = "uint8",
-    ngff: str = "0.5",
-    frame: Frame = PLAIN,
-    is_pyramid: bool = True,
-    tiles: Tiles | None = None,
-    local: Sequence[Float[Tensor, "n"]] = (),
-    provenance: Mapping[str, Any] | None = None,
+    folder: str | PathLike[str], tree: Tree, *, dtype: str = "uint8", ngff: str = "0.5",
+    frame: Frame = PLAIN, is_pyramid: bool = True, tiles: Tiles | None = None,
+    local: Sequence[Float[Tensor, "n"]] = (), provenance: Mapping[str, Any] | None = None,
     nuclei: Nuclei | None = None,
-) -> Path:
+) -> Path:  # fmt: skip
     """The tree of one grey picture as a new OME-Zarr folder, whole or not at all; `local` are the
     leaves' probabilities in each of the `tiles`."""
     if len(tree) != 1 or len(tree.shape) != 3 or tree.shape[0] != 1:
