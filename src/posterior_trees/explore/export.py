@@ -65,32 +65,22 @@ def frame_content(
     model_card: Mapping[str, object] | None = None,
 ) -> dict:
     """What a page says before any example."""
-    return {
-        "schema": SCHEMA,
-        "title": title,
-        "branching": list(branching),
-        "size": list(size),
-        "model": {str(key): str(value) for key, value in (model_card or {}).items()},
-        "examples": [],
-    }
+    model = {str(key): str(value) for key, value in (model_card or {}).items()}
+    return {"schema": SCHEMA, "title": title, "branching": list(branching), "size": list(size),
+            "model": model, "examples": []}  # fmt: skip
 
 
 def inline_page(content: dict) -> str:
     """The page with style, script and trees inside."""
     script = "\n".join(_without_imports(static(file)) for file in MODULES)
-    return _fill(
-        content,
-        {
-            "SERVED-POLICY": INLINE_POLICY,
-            '<link rel="stylesheet" href="static/style.css">': (
-                f"<style>\n{static('style.css')}</style>"
-            ),
-            '<script type="module" src="static/main.js"></script>': (
-                f'<script type="module">\n{script}</script>'
-            ),
-            '<script type="module" src="static/own.js"></script>\n': "",
-        },
-    )
+    style, script = f"<style>\n{static('style.css')}</style>", f'<script type="module">\n{script}'
+    parts = {
+        "SERVED-POLICY": INLINE_POLICY,
+        '<link rel="stylesheet" href="static/style.css">': style,
+        '<script type="module" src="static/main.js"></script>': f"{script}</script>",
+        '<script type="module" src="static/own.js"></script>\n': "",
+    }
+    return _fill(content, parts)
 
 
 def served_page(content: dict) -> str:
@@ -113,15 +103,13 @@ def _fill(content: dict, parts: dict[str, str]) -> str:
     """Put title, trees and the other parts in their places, all in one pass, so that nothing the
     user wrote is taken for a place."""
     data = json.dumps(content, separators=(",", ":")).replace("<", "\\u003c")
+    tag = '<script type="application/json" id="trees">'
     parts = parts | {
         "<title>Posterior trees</title>": f"<title>{html.escape(content['title'])}</title>",
-        '<script type="application/json" id="trees"></script>': (
-            f'<script type="application/json" id="trees">{data}</script>'
-        ),
+        f"{tag}</script>": f"{tag}{data}</script>",
     }
-    return re.sub(
-        "|".join(map(re.escape, parts)), lambda match: parts[match[0]], static("page.html")
-    )
+    places = "|".join(map(re.escape, parts))
+    return re.sub(places, lambda match: parts[match[0]], static("page.html"))
 
 
 class Widget:

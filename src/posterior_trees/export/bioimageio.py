@@ -84,7 +84,8 @@ def _package(predictor: TreePredictor, adjustment: Adjustment, folder: Path, spe
     arrays = {"input": raw, "nodes": nodes.numpy(), "probabilities": probs.numpy()}
     for name, values in arrays.items():
         np.save(folder / f"{name}.npy", values)
-    _cover(folder / "cover.png", y, nodes)
+    cover = torch.cat([y[0, 0], nodes[0, 0]], dim=1).clamp(0, 1)  # the sample and its root
+    Image.fromarray((cover * 255).round().byte().numpy()).save(folder / "cover.png")
     (folder / "README.md").write_text(_readme(predictor, adjustment), encoding="utf-8")
     model = _describe(predictor, adjustment, folder, spec)
     out = folder / "package.zip"
@@ -121,18 +122,19 @@ def _describe(predictor: TreePredictor, adjustment: Adjustment, folder: Path, sp
         test_tensor=v.FileDescr(source=folder / "input.npy"),
         preprocessing=steps,
     )  # fmt: skip
-    nodes = v.OutputTensorDescr(
-        id="nodes",
-        axes=[v.BatchAxis(), v.ChannelAxis(channel_names=names), space("y"), space("x")],
-        test_tensor=v.FileDescr(source=folder / "nodes.npy"),
-    )
-    probs = v.OutputTensorDescr(
-        id="probabilities",
-        axes=[v.BatchAxis(), v.ChannelAxis(channel_names=names)],
-        test_tensor=v.FileDescr(source=folder / "probabilities.npy"),
-    )
+    channels = [v.BatchAxis(), v.ChannelAxis(channel_names=names)]
+    outputs = [
+        v.OutputTensorDescr(id=name, axes=[*channels, *sides],
+                            test_tensor=v.FileDescr(source=folder / f"{name}.npy"))
+        for name, sides in (("nodes", (space("y"), space("x"))), ("probabilities", ()))
+    ]  # fmt: skip
     terms = predictor.about.get("terms") or ""
     licence = next((spdx for words, spdx in LICENCES.items() if words in terms), None)
+    facts = {"branching": list(predictor.branching), "nodes": names, "terms": terms}
+    onnx = v.OnnxWeightsDescr(source=folder / "weights.onnx", opset_version=OPSET,
+                              parent="torchscript")  # fmt: skip
+    version = torch.__version__.partition("+")[0]
+    script = v.TorchscriptWeightsDescr(source=folder / "weights.pt", pytorch_version=version)
     return v.ModelDescr(
         name=f"Posterior tree {predictor.name or 'of my own'}".replace("_", " "),
         description="A tree of answers: the mean, its branches, and their probabilities",
@@ -143,18 +145,9 @@ def _describe(predictor: TreePredictor, adjustment: Adjustment, folder: Path, sp
         covers=[v.FileDescr(source=folder / "cover.png")],
         tags=["posterior-trees", "uncertainty", "image-restoration"],
         inputs=[inputs],
-        outputs=[nodes, probs],
-        config=v.Config(
-            posterior_trees={"branching": list(predictor.branching), "nodes": names, "terms": terms}
-        ),
-        weights=v.WeightsDescr(
-            onnx=v.OnnxWeightsDescr(
-                source=folder / "weights.onnx", opset_version=OPSET, parent="torchscript"
-            ),
-            torchscript=v.TorchscriptWeightsDescr(
-                source=folder / "weights.pt", pytorch_version=torch.__version__.partition("+")[0]
-            ),
-        ),
+        outputs=outputs,
+        config=v.Config(posterior_trees=facts),
+        weights=v.WeightsDescr(onnx=onnx, torchscript=script),
     )
 
 
@@ -217,12 +210,6 @@ def _sample(predictor: TreePredictor, low: float, high: float) -> Float[np.ndarr
         field += np.exp(-((rows - row) ** 2 + (columns - column) ** 2) / (2 * radius**2))
     field = 1.1 * field / field.max() - 0.05
     return (low + field * (high - low)).astype(np.float32)[None, None]
-
-
-def _cover(file: Path, y: Tensor, nodes: Tensor) -> None:
-    """The sample and its root, side by side."""
-    pair = torch.cat([y[0, 0], nodes[0, 0]], dim=1).clamp(0, 1)
-    Image.fromarray((pair * 255).round().byte().numpy()).save(file)
 
 
 def _import() -> dict[str, Any]:

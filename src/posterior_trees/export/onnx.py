@@ -66,9 +66,12 @@ def save_onnx(predictor: TreePredictor, file: str | PathLike[str]) -> None:
 
 def trace(predictor: TreePredictor, graph: nn.Module, names: list[str]) -> Any:
     """The ONNX program of a graph around the predictor, with sizes free where its are."""
+    # Sides and batch must differ from each other and from 1, or the exporter takes them for fixed.
+    size = predictor.measurement.size or (2 * predictor.multiple, 3 * predictor.multiple)
+    y = torch.rand(2, predictor.measurement.channels(predictor.channels), *size)
     with quiet(), torch.no_grad(), evaluating(predictor):
         return torch.onnx.export(
-            graph.eval(), (example(predictor),), dynamo=True, opset_version=OPSET,
+            graph.eval(), (y,), dynamo=True, opset_version=OPSET,
             input_names=["y"], output_names=names, dynamic_shapes=(_free_axes(predictor),),
         )  # fmt: skip
 
@@ -116,12 +119,6 @@ def describe_graph(predictor: TreePredictor) -> str:
     size = predictor.measurement.size
     sides = f"{size[0]}×{size[1]}" if size else f"h×w in multiples of {predictor.multiple}"
     return f"y (any batch, {sides}) → {', '.join(output_names(predictor))}"
-
-
-def example(predictor: TreePredictor) -> Tensor:
-    # Sides and batch must differ from each other and from 1, or the exporter takes them for fixed.
-    size = predictor.measurement.size or (2 * predictor.multiple, 3 * predictor.multiple)
-    return torch.rand(2, predictor.measurement.channels(predictor.channels), *size)
 
 
 def _free_axes(predictor: TreePredictor) -> dict[int, Any]:

@@ -61,7 +61,8 @@ def _fields_of(path: Path, only: str | None, names: re.Pattern[str]) -> Iterator
     elif not path.is_dir():
         yield _named(path, names)
     else:
-        found = [p for p in path.iterdir() if not p.name.startswith(".") and _is_picture(p)]
+        files = (p for p in path.iterdir() if not p.name.startswith("."))
+        found = [p for p in files if is_zarr(p) or (p.is_file() and p.suffix.lower() in ENDINGS)]
         chosen = [p for p in found if only is None or fnmatchcase(p.name, only)]
         if not chosen:
             why = f"; none of {len(found)} fits --filter {only}" if found else ""
@@ -106,10 +107,6 @@ def _named(path: Path, names: re.Pattern[str]) -> Field:
     found = names.search(path.name)
     groups = found.groupdict(default="") if found else {}
     return Field(path, stem_of(path), "", groups.get("well", ""), groups.get("site", ""))
-
-
-def _is_picture(path: Path) -> bool:
-    return path.suffix.lower() in ENDINGS if path.is_file() else is_zarr(path)
 
 
 def _natural(path: Path) -> list[tuple[int, str]]:

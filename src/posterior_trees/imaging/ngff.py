@@ -47,11 +47,8 @@ def multiscales(
     name: str, axes: list[dict[str, str]], levels: Sequence[list[dict[str, Any]]], ngff: str
 ) -> dict[str, Any]:
     """An image of these levels, each with its transformations."""
-    skipped = 3 - len(axes)
-    datasets = []
-    for i, steps in enumerate(levels):
-        mine = [{**s, s["type"]: s[s["type"]][skipped:]} for s in steps]
-        datasets.append({"path": str(i), "coordinateTransformations": mine})
+    mine = [[{**s, s["type"]: s[s["type"]][-len(axes) :]} for s in steps] for steps in levels]
+    datasets = [{"path": str(i), "coordinateTransformations": s} for i, s in enumerate(mine)]
     image: dict[str, Any] = {"name": name, "axes": axes, "datasets": datasets}
     return {"multiscales": [image if ngff == "0.5" else image | {"version": ngff}]}
 

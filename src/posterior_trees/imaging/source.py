@@ -143,13 +143,18 @@ def choose_plane(stack: Stack, plane: Plane) -> Source:
 
 
 def choose_channel(stack: Stack, plane: Plane) -> int:
-    """The number of the channel that is meant; several are never chosen from silently."""
+    """The number of the channel that is meant; several are never chosen from silently:
+    one whose name is in the model's words for its input is suggested, else the last."""
     names = name_channels(stack)
     listed = ", ".join(f"{i} {name}".strip() for i, name in enumerate(names))
     if plane.channel is None:
         if len(names) == 1:
             return 0
-        advice = suggest_channel(names, plane.hint)
+        words = plane.hint.casefold()
+        known = [
+            n for n in names if words and n and (n.casefold() in words or words in n.casefold())
+        ]
+        advice = (known or [names[-1]])[0] or str(len(names) - 1)
         other = "a number" if advice in names and advice else "another number"
         raise DataError(
             f"{stack.name} has {len(names)} channels ({listed}); the model takes one: add "
@@ -163,14 +168,6 @@ def choose_channel(stack: Stack, plane: Plane) -> int:
     if wanted.isdecimal() and int(wanted) < len(names):
         return int(wanted)
     raise DataError(f"{stack.name} has no channel {wanted}: it has {listed}")
-
-
-def suggest_channel(names: Sequence[str], hint: str) -> str:
-    """The channel whose name is in the model's words for its input, else the last."""
-    words = hint.casefold()
-    fitting = [name for name in names if name and words
-               and (name.casefold() in words or words in name.casefold())]  # fmt: skip
-    return (fitting or [names[-1]])[0] or str(len(names) - 1)
 
 
 def name_channels(stack: Stack) -> tuple[str, ...]:
