@@ -29,8 +29,7 @@ from matplotlib.patches import Rectangle
 from torch import Tensor
 
 from posterior_trees.errors import InputError, plural
-from posterior_trees.explore.content import check_images
-from posterior_trees.imaging.pixels import visible
+from posterior_trees.explore.content import check_images, visible
 from posterior_trees.store import whole
 from posterior_trees.tree import Tree
 

@@ -43,7 +43,6 @@ from PIL import Image
 from torch import Tensor
 
 from posterior_trees.errors import InputError, plural
-from posterior_trees.imaging.pixels import visible
 from posterior_trees.imaging.size import shrink
 from posterior_trees.predictor.growth import Growth
 from posterior_trees.tree import Tree
@@ -156,6 +155,18 @@ def to_png(image: Float[Tensor, "c h w"], what: str, side: int | None = None) ->
     """An image, shrunk to `side` pixels if it is larger, as the data URL of an 8-bit PNG."""
     values = visible(shrink(image, side) if side else image, what, "a page")
     return png_url(Image.fromarray((values * 255).round().astype(np.uint8, order="C")))
+
+
+def visible(image: Float[Tensor, "c h w"], what: str, where: str) -> np.ndarray:
+    """Grey `(h, w)` or colour `(h, w, 3)` values, clipped to [0, 1]."""
+    values = image.detach().cpu().double().numpy()
+    if bad := int(values.size - np.isfinite(values).sum()):
+        raise InputError(
+            f"{what} has {bad} NaN or infinite pixels of {values.size}; "
+            f"{where} needs finite values: look for a training run that diverged"
+        )
+    values = values.clip(0.0, 1.0)
+    return values[0] if len(values) == 1 else values.transpose(1, 2, 0)
 
 
 def png_url(picture: Image.Image) -> str:

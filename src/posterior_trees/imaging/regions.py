@@ -71,15 +71,19 @@ def sizes(labels: Int64[Tensor, "h w"]) -> Int64[Tensor, "n"]:
 
 
 def find_regions(
-    bright: Bool[Tensor, "h w"], smallest: int, bridge: int = BRIDGE, reach: int | None = None
+    bright: Bool[Tensor, "h w"], smallest: int, reach: int | None = None
 ) -> Int64[Tensor, "h w"]:
     """Bright regions of at least `smallest` pixels, numbered from 1; 0 elsewhere.
 
-    Their edges are taken off `bridge` times, what is then still connected is one region, and it
-    grows back over the bright pixels around it: over all that hang together, or over those within
-    `reach` steps of what was left, which bounds the time that long thin strokes take.
+    Their edges (but not the picture's) are taken off `BRIDGE` times, what is then still connected
+    is one region, and it grows back over the bright pixels around it: over all that hang together,
+    or over those within `reach` steps of what was left, which bounds the time that long thin
+    strokes take.
     """
-    labels = _spread(label(_erode(bright, bridge)), bright, reach)
+    from scipy import ndimage
+
+    cores = ndimage.binary_erosion(bright.numpy(), None, BRIDGE, border_value=1)
+    labels = _spread(label(torch.from_numpy(cores)), bright, reach)
     is_large = torch.cat([torch.tensor([False]), sizes(labels) >= smallest])
     return (is_large.cumsum(0) * is_large)[labels]
 
@@ -91,15 +95,6 @@ def median_region(image: Float[Tensor, "h w"]) -> float | None:
     bright = image > max(otsu(image), FAINTEST)
     pixels = sizes(find_regions(bright, SMALLEST, reach=REACH))
     return pixels.double().quantile(0.5).item() if len(pixels) >= LEAST else None
-
-
-def _erode(bright: Bool[Tensor, "h w"], times: int) -> Bool[Tensor, "h w"]:
-    """Without the pixels beside dark ones, so many times; the picture's border is no edge."""
-    from scipy import ndimage
-
-    if not times:
-        return bright
-    return torch.from_numpy(ndimage.binary_erosion(bright.numpy(), None, times, border_value=1))
 
 
 def _spread(

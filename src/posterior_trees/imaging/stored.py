@@ -171,10 +171,8 @@ def _log_of(node: dict[str, Any]) -> float:
 
 def paths_of(branching: Sequence[int]) -> list[tuple[int, ...]]:
     """The paths of all nodes, level after level."""
-    levels: list[list[tuple[int, ...]]] = [[()]]
-    for k in branching:
-        levels.append([(*path, child) for path in levels[-1] for child in range(k)])
-    return [path for level in levels for path in level]
+    levels = (branching[:depth] for depth in range(len(branching) + 1))
+    return [path for level in levels for path in itertools.product(*map(range, level))]
 
 
 def name_of(path: Sequence[int]) -> str:
