@@ -16,6 +16,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import wraps
 from itertools import pairwise
+from types import FunctionType
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -148,7 +149,7 @@ class Chain:
         return ((t, self.alpha(t), self.alpha(t_next)) for t, t_next in pairwise(times))
 
 
-def sampler(walk: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def sampler(walk: FunctionType) -> Callable[..., Tensor]:
     """A sampler for any denoiser of the prior: draws `n` samples of every `y`, by what `walk` makes
     of their chain and its options."""
 

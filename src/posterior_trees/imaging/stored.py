@@ -111,7 +111,8 @@ class StoredTree:
                 raise ValueError(f"probabilities {array.shape} of {self.tiles.grid} tiles")
             local = torch.from_numpy(np.asarray(array[...]))[-level_sizes(self.branching)[-1] :]
         edges = self.tiles.rows, self.tiles.columns
-        places = itertools.product(*(itertools.starmap(slice, pairwise(e)) for e in edges))
+        rows, columns = ([slice(*pair) for pair in pairwise(e)] for e in edges)
+        places = itertools.product(rows, columns)
         return [(*place, probs) for place, probs in zip(places, local.flatten(1).T, strict=True)]
 
     def node(self, path: Sequence[int] = ()) -> StoredNode:
