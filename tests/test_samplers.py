@@ -445,7 +445,7 @@ def test_dps_pulls_every_sample_by_its_own_residual() -> None:
     hide, denoise = bias.HIDE_SECOND, toys.MixtureDenoiser()
 
     def slopes(part: slice) -> Tensor:
-        chain = Chain("dps", denoise, hide, known[part], 1, None, None)
+        chain = Chain(denoise, hide, known[part], 1, None, None)
         return _estimate(chain, x[part], 300, hide(hide.naive(known[part])))[1]
 
     for i in range(4):

@@ -49,8 +49,8 @@ def ddnm(
     chain: Chain, *, steps: int = 100, eta: float | int = 0.85, travel_length: int = 1,
     travel_repeat: int = 1, noise: float | int = 0.0,
 ) -> Tensor:  # fmt: skip
-    """`n` samples of every `y`, all of which agree with it unless it has noise (`noise`, its
-    standard deviation in the denoiser's scale). Defaults: the published settings."""
+    """All samples agree with `y` unless it has noise (`noise`, its standard deviation in the
+    denoiser's scale). Defaults: the published settings."""
     levels = spaced_times(chain.levels, steps)[::-1]  # −1, then upwards
     sigma = seen_noise(chain.measurement, noise)
     x = x0 = chain.noise()

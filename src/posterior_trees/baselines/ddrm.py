@@ -29,8 +29,8 @@ def ddrm(
     chain: Chain, *, steps: int = 20, eta: float | int = 0.85, eta_b: float | int = 1.0,
     noise: float | int = 0.0,
 ) -> Tensor:  # fmt: skip
-    """`n` samples of every `y`, all of which agree with it unless it has noise (`noise`, its
-    standard deviation in the denoiser's scale). Defaults: the published settings."""
+    """All samples agree with `y` unless it has noise (`noise`, its standard deviation in the
+    denoiser's scale). Defaults: the published settings."""
     times, tau = spaced_times(chain.levels, steps), seen_noise(chain.measurement, noise)
     project = chain.measurement.project
     seen = chain.plain - project(chain.plain)

@@ -95,48 +95,35 @@ def noise_in(x_t: Tensor, x0: Tensor, alpha: float) -> Tensor:
     return (x_t - math.sqrt(alpha) * x0) / math.sqrt(1 - alpha)
 
 
-def normal_like(x: Tensor, generator: torch.Generator | None) -> Tensor:
-    """Standard normal numbers, drawn where the generator lives."""
-    device = x.device if generator is None else generator.device
-    return torch.randn(x.shape, dtype=x.dtype, device=device, generator=generator).to(x.device)
-
-
-def clamp(x0: Tensor, clip: Clip) -> Tensor:
-    return x0 if clip is None else x0.clamp(*clip)
-
-
-def spread(y: Float[Tensor, "b *shape"], n: int) -> Float[Tensor, "bn *shape"]:
-    """Every measurement `n` times, for a batch of all samples."""
-    if n < 1:
-        raise InputError(f"n is {n}; draw at least one sample")
-    return y.repeat_interleave(n, dim=0)
-
-
 class Chain:
     """What a sampler walks on: the samples of all measurements are one batch, `known` holds the
     measurement of each, and `plain` its naive image."""
 
     def __init__(
-        self, name: str, denoise: Denoiser, measurement: Measurement, y: Float[Tensor, "b *shape"],
-        n: int, generator: torch.Generator | None, clip: Clip,
+        self, denoise: Denoiser, measurement: Measurement, y: Float[Tensor, "b *shape"], n: int,
+        generator: torch.Generator | None, clip: Clip,
     ) -> None:  # fmt: skip
-        if not measurement.is_exact:  # there is no {A x = y} to project on
-            kind = type(measurement).__name__
-            remedy = "`denoising`" if measurement.is_random else "`conditional`"
-            raise InputError(
-                f"{name} needs a measurement without noise that can be imposed on an image "
-                f"(Inpaint, Colorize, Downsample), not {kind}; use {remedy}"
-            )
+        if n < 1:
+            raise InputError(f"n is {n}; draw at least one sample")
         self.denoise, self.measurement = denoise, measurement
         self.generator, self.clip = generator, clip
         self.alpha_bar, self.levels = denoise.alpha_bar, len(denoise.alpha_bar)
-        self.known, self.plain = spread(y, n), spread(measurement.naive(y), n)
+        self.known, self.plain = (
+            image.repeat_interleave(n, dim=0) for image in (y, measurement.naive(y))
+        )
 
     def noise(self) -> Float[Tensor, "bn *shape"]:
-        return normal_like(self.plain, self.generator)
+        """Standard normal numbers, drawn where the generator lives."""
+        like = self.plain
+        device = like.device if self.generator is None else self.generator.device
+        z = torch.randn(like.shape, dtype=like.dtype, device=device, generator=self.generator)
+        return z.to(like.device)
 
     def estimate(self, x: Float[Tensor, "bn *shape"], t: int) -> Float[Tensor, "bn *shape"]:
-        return clamp(self.denoise(x, t), self.clip)
+        return self.clamp(self.denoise(x, t))
+
+    def clamp(self, x0: Float[Tensor, "bn *shape"]) -> Float[Tensor, "bn *shape"]:
+        return x0 if self.clip is None else x0.clamp(*self.clip)
 
     def impose(self, x: Float[Tensor, "bn *shape"]) -> Float[Tensor, "bn *shape"]:
         return self.measurement.impose(x, self.known)
@@ -149,9 +136,9 @@ class Chain:
         return ((t, self.alpha(t), self.alpha(t_next)) for t, t_next in pairwise(times))
 
 
-def sampler(walk: FunctionType) -> Callable[..., Tensor]:
-    """A sampler for any denoiser of the prior: draws `n` samples of every `y`, by what `walk` makes
-    of their chain and its options."""
+def sampler(walk: FunctionType, is_exact: bool = True) -> Callable[..., Tensor]:
+    """A sampler: draws `n` samples of every `y`, by what `walk` makes of their chain and its
+    options; `is_exact`, of measurements that can be imposed on an image only."""
 
     @wraps(walk)
     @torch.no_grad()
@@ -159,7 +146,14 @@ def sampler(walk: FunctionType) -> Callable[..., Tensor]:
         denoise: Denoiser, measurement: Measurement, y: Float[Tensor, "b *shape"], n: int, *,
         generator: torch.Generator | None = None, clip: Clip = None, **options: Any,
     ) -> Float[Tensor, "b {n} *shape2"]:  # fmt: skip
-        chain = Chain(walk.__name__, denoise, measurement, y, n, generator, clip)
+        if is_exact and not measurement.is_exact:  # there is no {A x = y} to project on
+            kind = type(measurement).__name__
+            remedy = "`denoising`" if measurement.is_random else "`conditional`"
+            raise InputError(
+                f"{walk.__name__} needs a measurement without noise that can be imposed on an "
+                f"image (Inpaint, Colorize, Downsample), not {kind}; use {remedy}"
+            )
+        chain = Chain(denoise, measurement, y, n, generator, clip)
         return walk(chain, **options).unflatten(0, (-1, n))
 
     return draw
