@@ -43,7 +43,7 @@ class GaussianMixture:
         variance: float = 1.0,
     ) -> None:
         self.means = torch.as_tensor(means, dtype=torch.float64)
-        count = len(self.means)
+        count, self.dim = self.means.shape
         given = torch.ones(count) if weights is None else weights
         self.weights = torch.as_tensor(given, dtype=torch.float64)
         self.variance = float(variance)
@@ -55,10 +55,6 @@ class GaussianMixture:
         if not self.variance > 0:
             raise InputError(f"variance is {variance}; a component needs a positive one")
         self.weights = self.weights / self.weights.sum()
-
-    @property
-    def dim(self) -> int:
-        return self.means.shape[1]
 
     def mean(self) -> Float[Tensor, "d"]:
         """Mean of the prior."""
@@ -99,12 +95,9 @@ class GaussianMixture:
         return (log_weights.exp().unsqueeze(2) * centers).sum(dim=1)
 
     def sample_posterior(
-        self,
-        y: Float[Tensor, "b d"],
-        sigma: float,
-        n: int,
+        self, y: Float[Tensor, "b d"], sigma: float, n: int,
         generator: torch.Generator | None = None,
-    ) -> Float[Tensor, "b {n} d"]:
+    ) -> Float[Tensor, "b {n} d"]:  # fmt: skip
         """`n` exact posterior samples for every measurement."""
         log_weights, centers, variance = self._posterior(y, sigma)
         device = generator.device if generator else y.device
@@ -122,11 +115,9 @@ class GaussianMixture:
         A batch of one on either side goes with all of the other.
         """
         log_weights, centers, variance = self._posterior(y, sigma)
-        between = [1] * (x.ndim - 2)
-        log_weights = log_weights.reshape(len(y), *between, -1)
-        centers = centers.reshape(len(y), *between, *centers.shape[1:])
-        log_normals = _log_normal(x.unsqueeze(-2) - centers, variance)
-        return (log_weights + log_normals).logsumexp(dim=-1)
+        between = (slice(None), *[None] * (x.ndim - 2))  # an axis for each of the points'
+        log_normals = _log_normal(x.unsqueeze(-2) - centers[between], variance)
+        return (log_weights[between] + log_normals).logsumexp(dim=-1)
 
     def _log_densities(self, x: Tensor, variance: float) -> Tensor:
         r"""$\ln \pi_\ell + \ln \mathcal N(x; \mu_\ell, \text{variance}\, I)$ of each component."""

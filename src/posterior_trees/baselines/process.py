@@ -14,7 +14,7 @@ schedules in float64 and carry all samples of all measurements in one batch.
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from functools import wraps
+from functools import partial, wraps
 from itertools import pairwise
 from types import FunctionType
 from typing import Any, Protocol, runtime_checkable
@@ -108,6 +108,7 @@ class Chain:
         self.denoise, self.measurement = denoise, measurement
         self.generator, self.clip = generator, clip
         self.alpha_bar, self.levels = denoise.alpha_bar, len(denoise.alpha_bar)
+        self.alpha = partial(alpha_at, denoise.alpha_bar)
         self.known, self.plain = (
             image.repeat_interleave(n, dim=0) for image in (y, measurement.naive(y))
         )
@@ -127,9 +128,6 @@ class Chain:
 
     def impose(self, x: Float[Tensor, "bn *shape"]) -> Float[Tensor, "bn *shape"]:
         return self.measurement.impose(x, self.known)
-
-    def alpha(self, t: int) -> float:
-        return alpha_at(self.alpha_bar, t)
 
     def moves(self, times: Sequence[int]) -> Iterator[tuple[int, float, float]]:
         r"""The levels but the last one, each with its $\bar\alpha$ and that of the next."""

@@ -59,11 +59,9 @@ def save_page(file: str | PathLike[str], trees: Tree, **options: Any) -> None:
 
 
 def frame_content(
-    branching: Sequence[int],
-    size: Sequence[int],
-    title: str,
+    branching: Sequence[int], size: Sequence[int], title: str,
     model_card: Mapping[str, object] | None = None,
-) -> dict:
+) -> dict:  # fmt: skip
     """What a page says before any example."""
     model = {str(key): str(value) for key, value in (model_card or {}).items()}
     return {"schema": SCHEMA, "title": title, "branching": list(branching), "size": list(size),

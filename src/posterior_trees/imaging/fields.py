@@ -68,9 +68,7 @@ def _fields_of(path: Path, only: str | None, names: re.Pattern[str]) -> Iterator
             why = f"; none of {len(found)} fits --filter {only}" if found else ""
             raise DataError(f"{path} is a folder without pictures{why}. Name another")
         for picture in sorted(chosen, key=_natural):
-            yield from (
-                _fields_of_zarr(picture, names) if picture.is_dir() else [_named(picture, names)]
-            )
+            yield from _fields_of(picture, only, names)
 
 
 def _fields_of_zarr(path: Path, names: re.Pattern[str]) -> Iterator[Field]:

@@ -8,6 +8,7 @@ touches only the tiles or chunks that hold it.
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
@@ -39,7 +40,7 @@ class Plane(NamedTuple):
     """What the model calls its input; it suggests a channel and never chooses one."""
 
 
-class Source:
+class Source(AbstractContextManager):
     """One plane `(h, w)`; a context manager, because the file stays open."""
 
     def __init__(
@@ -73,9 +74,6 @@ class Source:
 
     def close(self) -> None:
         self.stack.close()
-
-    def __enter__(self) -> "Source":
-        return self
 
     def __exit__(self, *exception: object) -> None:
         self.close()
