@@ -25,10 +25,8 @@ class Progress:
     and what is left of the epoch (of `per_epoch` steps, if that is known) and of the run. Where
     there is no terminal, some steps get a line too, each after twice the time of the one before:
     the first epoch can take long. A warning's advice is said once; the log has it for every epoch.
-
-    Asked to stop (Ctrl-C, SIGTERM) it ends the steps after the present one, so that the trainer
-    can save, and `is_stopped`; asked once more, all ends at once. Of several processes one speaks.
-    """
+    Asked to stop (Ctrl-C, SIGTERM) it ends the steps after the present one, so that the trainer can
+    save, and `is_stopped`; asked once more, all ends at once. Of several processes one speaks."""
 
     def __init__(
         self, title: str, *, per_epoch: int = 0, can_stop: bool = True, is_quiet: bool = False

@@ -60,11 +60,9 @@ def make_marks(count: int) -> Int64[Tensor, "count"]:
 def shake(
     marks: Int64[Tensor, "count"], generator: torch.Generator | None
 ) -> Int64[Tensor, "count"]:
-    r"""New numbers from marks: their product with one odd number that `generator` draws.
-
-    Overflow wraps around, on every device alike. For marks $h$ the numbers are independent, as far
-    as their upper bits go, unless a sum of few $\pm h$ happens to vanish modulo $2^{64}$.
-    """
+    r"""New numbers from marks: their product with one odd number that `generator` draws. Overflow
+    wraps around, on every device alike. For marks $h$ the numbers are independent, as far as their
+    upper bits go, unless a sum of few $\pm h$ happens to vanish modulo $2^{64}$."""
     place = marks.device if generator is None else generator.device
     factor = torch.empty((), dtype=torch.int64, device=place).random_(generator=generator)
     return marks * factor.bitwise_or_(1)  # no copy: a CPU scalar goes along with the launch

@@ -30,9 +30,7 @@ FACTS = ""
 
 def write(file: str | PathLike[str], tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
     """Write to a temporary name, flush to disk, rename: a reader sees the old file or the new one.
-
-    If the disk is full the old file stays and the temporary one goes.
-    """
+    If the disk is full the old file stays and the temporary one goes."""
     # Copies, because safetensors refuses tensors that share memory, as tied weights do.
     flat = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
     text = json.dumps(facts)

@@ -30,11 +30,9 @@ PAPER_MEANS = ((-6.0, 2.5), (1.0, 2.5), (-2.5, 6.0), (-2.5, -1.5))
 
 
 class GaussianMixture:
-    """An isotropic Gaussian mixture of any dimension; the paper's 2-D rhombus by default.
-
-    Results have the dtype and device of the points that go in. `sample`, which has none, works in
-    float32 on the generator's device.
-    """
+    """An isotropic Gaussian mixture of any dimension; the paper's 2-D rhombus by default. Results
+    have the dtype and device of the points that go in. `sample`, which has none, works in float32
+    on the generator's device."""
 
     def __init__(
         self,
@@ -110,10 +108,8 @@ class GaussianMixture:
     def posterior_log_prob(
         self, x: Float[Tensor, "#b *s d"], y: Float[Tensor, "#b d"], sigma: float
     ) -> Float[Tensor, "_ *s"]:
-        """Log-density of the posterior of each `y` at its own points, `(b, d)` or `(b, s, d)`.
-
-        A batch of one on either side goes with all of the other.
-        """
+        """Log-density of the posterior of each `y` at its own points, `(b, d)` or `(b, s, d)`. A
+        batch of one on either side goes with all of the other."""
         log_weights, centers, variance = self._posterior(y, sigma)
         between = (slice(None), *[None] * (x.ndim - 2))  # an axis for each of the points'
         log_normals = _log_normal(x.unsqueeze(-2) - centers[between], variance)
@@ -171,12 +167,9 @@ class MixtureDenoiser:
     def given(
         self, measurement: Measurement, y: Float[Tensor, "b d"]
     ) -> Callable[[Tensor, int], Tensor]:
-        r"""The conditional denoiser $\mathbb E[x_0 \mid x_t, y]$ as a function of `(x_t, t)`.
-
-        A hole: known coordinates are $y$, and weigh the components by
-        $\mathcal N(y; \mu_\ell, v)$ in place of what $x_t$ says there. Noise: $y$ is a second
-        noisy look at $x_0$.
-        """
+        r"""The conditional denoiser $\mathbb E[x_0 \mid x_t, y]$ as a function of `(x_t, t)`. A
+        hole: known coordinates are $y$, and weigh the components by $\mathcal N(y; \mu_\ell, v)$ in
+        place of what $x_t$ says there. Noise: $y$ is a second noisy look at $x_0$."""
         if isinstance(measurement, Inpaint):
             hole = measurement.hole.to(y.device)
             seen = _log_normals(y.unsqueeze(-2) - self.mixture.means.to(y), self.mixture.variance)

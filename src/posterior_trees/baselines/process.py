@@ -73,11 +73,9 @@ def spaced_times(levels: int, steps: int) -> list[int]:
 
 
 def travel_times(levels: int, length: int, repeat: int) -> list[int]:
-    """The levels that resampling visits, −1 last (RePaint's jumps, DDNM's time travel).
-
-    Levels 0, L, 2L, … below `levels` − L are passed `repeat` times: whenever a step down arrives at
-    one of them for the first `repeat` − 1 times, the chain goes up L levels again.
-    """
+    """The levels that resampling visits, −1 last (RePaint's jumps, DDNM's time travel). Levels 0,
+    L, 2L, … below `levels` − L are passed `repeat` times: whenever a step down arrives at one of
+    them for the first `repeat` − 1 times, the chain goes up L levels again."""
     if length < 1 or repeat < 1:
         raise InputError(f"jumps of length {length}, {repeat} times: both must be at least 1")
     returns = dict.fromkeys(range(0, levels - length, length), repeat - 1)

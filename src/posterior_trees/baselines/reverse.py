@@ -54,9 +54,7 @@ def unconditional(
 @partial(sampler, is_exact=False)
 def denoising(chain: Chain, *, steps: int = 100, eta: float | int = 1.0) -> Tensor:
     """Exact posterior samples of `y = x + noise`, for any denoiser of the prior.
-
-    `measurement.sigma` is in the denoiser's own scale. The chain has at most `steps` steps.
-    """
+    `measurement.sigma` is in the denoiser's own scale. The chain has at most `steps` steps."""
     ratios = ((1 - chain.alpha_bar) / chain.alpha_bar).sqrt()  # of noise to image
     start = int((ratios.log() - math.log(chain.measurement.noise)).abs().argmin())
     below = spaced_times(start, min(steps - 1, start)) if min(steps - 1, start) else [-1]
@@ -69,12 +67,10 @@ def conditional(chain: Chain, *, steps: int = 100, eta: float | int = 1.0) -> Te
     r"""The only sampler here that is unbiased in the limit of a perfect network and many steps and
     works for every measurement, paired data included. It learns from the same pairs as a tree does:
     it is the baseline to beat. No guidance, which would narrow the samples and falsify the
-    probabilities.
-
-    `denoise` is asked for $\mathbb E[x_0 \mid x_t, y]$ through `denoise.given(measurement, y)` if
-    it has that method, else as `denoise(x_t, t, y)`. Below about 50 steps $\eta = 1$ loses 5 to
-    10 % of the spread; $\eta = 0$ is valid too, since chance enters through the first $x$.
-    """
+    probabilities. `denoise` is asked for $\mathbb E[x_0 \mid x_t, y]$ through
+    `denoise.given(measurement, y)` if it has that method, else as `denoise(x_t, t, y)`. Below about
+    50 steps $\eta = 1$ loses 5 to 10 % of the spread; $\eta = 0$ is valid too, since chance enters
+    through the first $x$."""
     asked: Any = chain.denoise
     given = getattr(asked, "given", None)
     known = chain.known

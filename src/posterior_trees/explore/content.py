@@ -62,14 +62,11 @@ def describe_trees(
     rivals: Mapping[str, Tree] | None = None, measures: Mapping[str, Measure] | None = None,
     side: int | None = None,
 ) -> list[dict]:  # fmt: skip
-    """One example of the page for each tree.
-
-    `inputs` are the measurements y, `truths` the clean images x if they are known; the page hides
-    them until the reader asks. `rivals` are other methods' trees of the same inputs, by the
-    method's name, and `measures` functions of an image, shown as distributions over the leaves.
-    Pictures are shown shrunk to `side` pixels, if that is given; measures and the truth's path are
-    those of the whole ones.
-    """
+    """One example of the page for each tree. `inputs` are the measurements y, `truths` the clean
+    images x if they are known; the page hides them until the reader asks. `rivals` are other
+    methods' trees of the same inputs, by the method's name, and `measures` functions of an image,
+    shown as distributions over the leaves. Pictures are shown shrunk to `side` pixels, if that is
+    given; measures and the truth's path are those of the whole ones."""
     rivals, measures = rivals or {}, measures or {}
     _check(trees, inputs=inputs, truths=truths, names=names, rivals=rivals)
     names = [f"Example {i + 1}" for i in range(len(trees))] if names is None else names

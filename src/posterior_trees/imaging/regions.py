@@ -30,11 +30,9 @@ SIDE = 1024
 
 
 def otsu(values: Float[Tensor, "..."]) -> float:
-    r"""The threshold $t$ in [0, 1] that parts values best into two classes (Otsu, 1979).
-
-    It maximises the variance between them,
-    $\omega(t) \, (1 - \omega(t)) \, (\mu_1(t) - \mu_0(t))^2$, $\omega$ the share below $t$.
-    """
+    r"""The threshold $t$ in [0, 1] that parts values best into two classes (Otsu, 1979). It
+    maximises the variance between them, $\omega(t) \, (1 - \omega(t)) \, (\mu_1(t) - \mu_0(t))^2$,
+    $\omega$ the share below $t$."""
     return part(histogram(values))
 
 
@@ -56,9 +54,7 @@ def part(histogram: Float[Tensor, "bins"]) -> float:
 
 def label(mask: Bool[Tensor, "h w"], corners: bool = True) -> Int64[Tensor, "h w"]:
     """The number of each pixel's component, 1, 2, … by first pixel in reading order; 0 outside.
-
-    Pixels that touch at a side belong together, and unless `corners` is False at a corner too.
-    """
+    Pixels that touch at a side belong together, and unless `corners` is False at a corner too."""
     from scipy import ndimage
 
     around = ndimage.generate_binary_structure(2, 2 if corners else 1)
@@ -73,13 +69,10 @@ def sizes(labels: Int64[Tensor, "h w"]) -> Int64[Tensor, "n"]:
 def find_regions(
     bright: Bool[Tensor, "h w"], smallest: int, reach: int | None = None
 ) -> Int64[Tensor, "h w"]:
-    """Bright regions of at least `smallest` pixels, numbered from 1; 0 elsewhere.
-
-    Their edges (but not the picture's) are taken off `BRIDGE` times, what is then still connected
-    is one region, and it grows back over the bright pixels around it: over all that hang together,
-    or over those within `reach` steps of what was left, which bounds the time that long thin
-    strokes take.
-    """
+    """Bright regions of at least `smallest` pixels, numbered from 1; 0 elsewhere. Their edges (but
+    not the picture's) are taken off `BRIDGE` times, what is then still connected is one region, and
+    it grows back over the bright pixels around it: over all that hang together, or over those
+    within `reach` steps of what was left, which bounds the time that long thin strokes take."""
     from scipy import ndimage
 
     cores = ndimage.binary_erosion(bright.numpy(), None, BRIDGE, border_value=1)
