@@ -62,21 +62,17 @@ def ddnm(
             continue
         x0 = chain.estimate(x, t)
         e = noise_in(x, x0, chain.alpha(t))
-        mixed = math.sqrt(1 - alpha_next) * (eta * z + math.sqrt(1 - eta**2) * e)
+        s, noisy = math.sqrt(1 - alpha_next), math.sqrt(alpha_next) * sigma
+        mixed = s * (eta * z + math.sqrt(1 - eta**2) * e)
         agreed = chain.impose(x0)
         if sigma:
-            trust, deviation = plus(alpha_next, sigma, eta)
+            if s >= noisy:
+                trust, deviation = 1.0, math.sqrt(s**2 - noisy**2)
+            else:
+                trust, deviation = s * math.sqrt(1 - eta**2) / noisy, eta * s
             agreed = torch.lerp(x0, agreed, trust)
             mixed = deviation * z + chain.measurement.project(mixed - deviation * z)
         else:
             x0 = agreed
         x = math.sqrt(alpha_next) * agreed + mixed
     return x
-
-
-def plus(alpha: float, sigma: float, eta: float | int) -> tuple[float, float]:
-    r"""$\lambda$ and $\tau$ of DDNM+ at a level."""
-    a, s = math.sqrt(alpha), math.sqrt(1 - alpha)
-    if s >= a * sigma:
-        return 1.0, math.sqrt(s**2 - (a * sigma) ** 2)
-    return s * math.sqrt(1 - eta**2) / (a * sigma), eta * s

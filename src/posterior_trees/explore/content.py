@@ -73,7 +73,7 @@ def describe_trees(
     examples = []
     for i, (tree, name) in enumerate(zip(trees, names, strict=True)):
         x = None if truths is None else truths[i]
-        example = {
+        examples.append({
             "name": name,
             "size": list(shrink(tree.root[0], side).shape[1:] if side else trees.shape[1:]),
             "input": None if inputs is None else to_png(inputs[i], f"the input of {name!r}", side),
@@ -84,8 +84,7 @@ def describe_trees(
                 | _describe(rival[i], f"{method} of {name}", x, measures, side)
                 for method, rival in rivals.items()
             ],
-        }
-        examples.append(example)
+        })  # fmt: skip
     return examples
 
 

@@ -44,14 +44,11 @@ class Source(AbstractContextManager):
     """One plane `(h, w)`; a context manager, because the file stays open."""
 
     def __init__(
-        self, stack: Stack, index: Sequence[int | slice], pixel: float | int | None
-    ) -> None:
+        self, stack: Stack, index: Sequence[int | slice], pixel: float | int | None,
+        channel: int = 0,
+    ) -> None:  # fmt: skip
         self.stack, self.name, self.index = stack, stack.name, tuple(index)
-        place = stack.axes.index("C") if "C" in stack.axes else None
-        number = 0 if place is None else index[place]
-        assert isinstance(number, int)
-        self.channel = number
-        self.channels = name_channels(stack)
+        self.channel, self.channels = channel, name_channels(stack)
         y, x = stack.axes.index("Y"), stack.axes.index("X")
         self.shape = (stack.shape[y], stack.shape[x])
         self.is_turned = x < y
@@ -135,9 +132,10 @@ def choose_plane(stack: Stack, plane: Plane) -> Source:
                 f"{stack.name} has {lengths[letter]} planes along {letter}, from 0: there is no "
                 f"--at {letter.lower()}={number}"
             )
-    chosen = {"C": choose_channel(stack, plane)} | at
-    index = [slice(None) if a in "YX" else chosen.get(a, 0) for a in stack.axes]
-    return Source(stack, index, _pixel_size(stack, plane.pixel_size))
+    channel = choose_channel(stack, plane)
+    chosen = {"Y": slice(None), "X": slice(None), "C": channel} | at
+    index = [chosen.get(a, 0) for a in stack.axes]
+    return Source(stack, index, _pixel_size(stack, plane.pixel_size), channel)
 
 
 def choose_channel(stack: Stack, plane: Plane) -> int:

@@ -63,6 +63,7 @@ class TreeWriter:
         self.frame, self.is_labelled = frame, is_labelled
         self.nodes = sum(level_sizes(self.branching))
         self.sizes = pyramid_of(size) if is_pyramid else [(size[0], size[1])]
+        self.steps = [frame.steps(2**level) for level in range(len(self.sizes))]
 
     def begin(self) -> None:
         """Empty arrays; those that are there stay as they are."""
@@ -109,9 +110,8 @@ class TreeWriter:
         self._write_local(local, tiles)
         if nuclei is not None:
             self._write_nuclei(nuclei)
-        steps = [self.frame.steps(2**level) for level in range(len(self.sizes))]
         name = self.folder.name.removeprefix(".").removesuffix(".part")  # it is renamed when whole
-        image = multiscales(name, self.frame.axes(), steps, self.ngff)
+        image = multiscales(name, self.frame.axes(), self.steps, self.ngff)
         told = list(zip(paths_of(self.branching), log_probs, strict=True))
         nodes = [{"path": list(path), "channel": channel, "probability": math.exp(log),
                   "log_probability": log if math.isfinite(log) else None}
@@ -140,8 +140,7 @@ class TreeWriter:
 
     def _write_nuclei(self, nuclei: "Nuclei") -> None:
         folder = self.folder / LABELS
-        steps = [self.frame.steps(2**level) for level in range(len(self.sizes))]
-        facts = multiscales("nuclei", self.frame.axes("yx"), steps, self.ngff)
+        facts = multiscales("nuclei", self.frame.axes("yx"), self.steps, self.ngff)
         write_group(folder, facts | image_label(nuclei.properties, self.ngff), self.ngff)
         write_group(folder.parent, {"labels": ["nuclei"]}, self.ngff)
         (self.folder / "tables").mkdir(exist_ok=True)
