@@ -70,13 +70,15 @@ def frame_content(
 
 def inline_page(content: dict) -> str:
     """The page with style, script and trees inside."""
-    script = "\n".join(_without_imports(static(file)) for file in MODULES)
-    style, script = f"<style>\n{static('style.css')}</style>", f'<script type="module">\n{script}'
+    # One script in which all names are in reach.
+    script = "\n".join(map(static, MODULES))
+    script = re.sub(r"^import\b[^;]*;\n|^export ", "", script, flags=re.MULTILINE)
+    style, tag = static("style.css"), '<script type="module"'
     parts = {
         "SERVED-POLICY": INLINE_POLICY,
-        '<link rel="stylesheet" href="static/style.css">': style,
-        '<script type="module" src="static/main.js"></script>': f"{script}</script>",
-        '<script type="module" src="static/own.js"></script>\n': "",
+        '<link rel="stylesheet" href="static/style.css">': f"<style>\n{style}</style>",
+        f'{tag} src="static/main.js"></script>': f"{tag}>\n{script}</script>",
+        f'{tag} src="static/own.js"></script>\n': "",
     }
     return _fill(content, parts)
 
@@ -89,12 +91,6 @@ def served_page(content: dict) -> str:
 def static(file: str) -> str:
     folder = resources.files("posterior_trees.explore") / "static"
     return (folder / file).read_text(encoding="utf-8")
-
-
-def _without_imports(script: str) -> str:
-    """A module as part of one script in which all names are in reach."""
-    script = re.sub(r"^import\b[^;]*;\n", "", script, flags=re.MULTILINE)
-    return re.sub(r"^export ", "", script, flags=re.MULTILINE)
 
 
 def _fill(content: dict, parts: dict[str, str]) -> str:
@@ -113,7 +109,7 @@ def _fill(content: dict, parts: dict[str, str]) -> str:
 class Widget:
     """A page that a notebook displays."""
 
-    def __init__(self, text: str, height: int = HEIGHT) -> None:
+    def __init__(self, text: str, height: int) -> None:
         self.text, self.height = text, height
 
     def _repr_html_(self) -> str:
