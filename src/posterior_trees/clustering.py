@@ -37,12 +37,9 @@ CHUNK = 2**20
 
 
 def hierarchical_kmeans(
-    samples: Float[Tensor, "b s *shape"],
-    branching: int | Sequence[int],
-    depth: int | None = None,
-    restarts: int = 5,
-    generator: torch.Generator | None = None,
-) -> Tree:
+    samples: Float[Tensor, "b s *shape"], branching: int | Sequence[int], depth: int | None = None,
+    restarts: int = 5, generator: torch.Generator | None = None,
+) -> Tree:  # fmt: skip
     """Cluster the samples of every image into a tree.
 
     `branching` is one number for all `depth` levels or one number per level. A node with no more

@@ -138,17 +138,14 @@ def _describe(predictor: TreePredictor, adjustment: Adjustment, folder: Path, sp
     return v.ModelDescr(
         name=f"Posterior tree {predictor.name or 'of my own'}".replace("_", " "),
         description="A tree of answers: the mean, its branches, and their probabilities",
-        authors=[v.Author(name="The Posterior Trees developers")],
+        authors=[v.Author(name="The Posterior Trees developers")], license=licence,
         cite=[v.CiteEntry(text=PAPER, doi="10.48550/arXiv.2405.15719")],
-        license=licence,
         documentation=v.FileDescr(source=folder / "README.md"),
         covers=[v.FileDescr(source=folder / "cover.png")],
-        tags=["posterior-trees", "uncertainty", "image-restoration"],
-        inputs=[inputs],
-        outputs=outputs,
-        config=v.Config(posterior_trees=facts),
+        tags=["posterior-trees", "uncertainty", "image-restoration"], inputs=[inputs],
+        outputs=outputs, config=v.Config(posterior_trees=facts),
         weights=v.WeightsDescr(onnx=onnx, torchscript=script),
-    )
+    )  # fmt: skip
 
 
 def _readme(predictor: TreePredictor, adjustment: Adjustment) -> str:

@@ -138,10 +138,9 @@ def _remedies(stored: Stored, done: Adjustment) -> Iterator[tuple[str, Adjustmen
         yield text, done._replace(levels=own)
         text = f"{text[:-1]} --gamma {other:g})"
         yield text, done._replace(levels=own, gamma=other)
-    if done.levels is None and is_dim:
-        yield inverted
     if done.levels is not None:
         yield f"Another gamma (--gamma {other:g})", done._replace(gamma=other)
+    if done.levels is not None or is_dim:
         yield inverted
 
 

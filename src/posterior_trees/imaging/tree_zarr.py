@@ -30,9 +30,9 @@ from posterior_trees.imaging.ngff import (
     FORMATS,
     Frame,
     image_label,
-    multiscales,
     omero,
     write_group,
+    write_image,
 )
 from posterior_trees.imaging.ome_zarr import is_zarr
 from posterior_trees.imaging.stack import need
@@ -111,7 +111,6 @@ class TreeWriter:
         if nuclei is not None:
             self._write_nuclei(nuclei)
         name = self.folder.name.removeprefix(".").removesuffix(".part")  # it is renamed when whole
-        image = multiscales(name, self.frame.axes(), self.steps, self.ngff)
         told = list(zip(paths_of(self.branching), log_probs, strict=True))
         nodes = [{"path": list(path), "channel": channel, "probability": math.exp(log),
                   "log_probability": log if math.isfinite(log) else None}
@@ -124,8 +123,9 @@ class TreeWriter:
             "tiles": {**vars(tiles), "grid": tiles.grid},
             "provenance": dict(provenance),
         }  # fmt: skip
-        image |= omero(names, ONE[self.dtype])
-        write_group(self.folder, image, self.ngff, posterior_trees=facts)
+        shown = omero(names, ONE[self.dtype])
+        write_image(self.folder, name, self.frame.axes(), self.steps, shown, self.ngff,
+                    posterior_trees=facts)  # fmt: skip
 
     def _write_local(self, local: np.ndarray, tiles: Tiles) -> None:
         rows, columns = tiles.grid
@@ -134,14 +134,13 @@ class TreeWriter:
         array[...] = local.reshape(self.nodes, rows, columns).astype(np.float32)
         edges = (tiles.rows, tiles.columns)
         steps = self.frame.steps(*[(e[-1] - e[0]) / (len(e) - 1) for e in edges])
-        facts = multiscales("probabilities", self.frame.axes(), [steps], self.ngff)
-        write_group(folder, facts | omero(list(map(name_of, paths_of(self.branching))), 1.0),
-                    self.ngff)  # fmt: skip
+        shown = omero(list(map(name_of, paths_of(self.branching))), 1.0)
+        write_image(folder, "probabilities", self.frame.axes(), [steps], shown, self.ngff)
 
     def _write_nuclei(self, nuclei: "Nuclei") -> None:
         folder = self.folder / LABELS
-        facts = multiscales("nuclei", self.frame.axes("yx"), self.steps, self.ngff)
-        write_group(folder, facts | image_label(nuclei.properties, self.ngff), self.ngff)
+        known = image_label(nuclei.properties, self.ngff)
+        write_image(folder, "nuclei", self.frame.axes("yx"), self.steps, known, self.ngff)
         write_group(folder.parent, {"labels": ["nuclei"]}, self.ngff)
         (self.folder / "tables").mkdir(exist_ok=True)
         (self.folder / "tables" / "nuclei.csv").write_text(nuclei.table, "utf-8", newline="\n")
