@@ -103,7 +103,13 @@ class Worker:
                 send(process.stdin, {"words": words}, content)
                 answer, values = receive(process.stdout)
             except (OSError, EOFError):
-                raise self._say_why(words[1], is_late=too_late.finished.is_set()) from None
+                is_late = too_late.finished.is_set()
+                self.end()
+                limit = f"{self.seconds:g} s" if is_late else f"{self.gigabytes:g} GB"
+                raise DataError(
+                    f"{words[1]} takes more than {limit} to decode, the limit, or ends the "
+                    "decoder. Save it anew with another program, as PNG or uncompressed TIFF"
+                ) from None
             except BaseException:  # stopped in between: its answer would be the next one's
                 self.end()
                 raise
@@ -130,14 +136,6 @@ class Worker:
         )  # fmt: skip
         receive(process.stdout)  # it is ready: starting is no picture's fault
         return process
-
-    def _say_why(self, name: str, is_late: bool) -> DataError:
-        self.end()
-        limit = f"{self.seconds:g} s" if is_late else f"{self.gigabytes:g} GB"
-        return DataError(
-            f"{name} takes more than {limit} to decode, the limit, or ends the decoder. Save it "
-            "anew with another program, as PNG or uncompressed TIFF"
-        )
 
 
 WORKER = Worker()

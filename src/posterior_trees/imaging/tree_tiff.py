@@ -27,8 +27,8 @@ def write_tree_tiff(
     made of the same has the same identity, whenever that is."""
     lasting = {k: v for k, v in provenance.items() if k not in VOLATILE}
     same = uuid.uuid5(uuid.NAMESPACE_URL, json.dumps(lasting, sort_keys=True))
-    facts: dict[str, Any] = {"axes": "CYX", "UUID": f"urn:uuid:{same}"}
-    facts["Channel"] = {"Name": [name_of(path) for path in paths_of(branching)]}
+    names = [name_of(path) for path in paths_of(branching)]
+    facts: dict[str, Any] = {"axes": "CYX", "UUID": f"urn:uuid:{same}", "Channel": {"Name": names}}
     if frame.pixel:
         for side in "XY":
             facts |= {f"PhysicalSize{side}": frame.pixel * frame.shrink,
