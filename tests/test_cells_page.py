@@ -19,8 +19,7 @@ from test_readme import ROOT, find_blocks
 
 from posterior_trees import cli
 from posterior_trees.data import list_names
-from posterior_trees.imaging.otsu import otsu
-from posterior_trees.imaging.regions import FAINTEST, SMALLEST, find_regions
+from posterior_trees.imaging.regions import FAINTEST, SMALLEST, find_regions, otsu
 from posterior_trees.models.checkpoint import load_recipe
 
 PAGE = ROOT / "docs" / "cells.md"

@@ -25,8 +25,7 @@ from posterior_trees import Tree, TreePredictor, load
 from posterior_trees.data import ImageSet, find_groups, load_split
 from posterior_trees.guarantee.answers import Scores
 from posterior_trees.guarantee.certificate import Guarantee
-from posterior_trees.imaging.otsu import otsu
-from posterior_trees.imaging.regions import FAINTEST, SMALLEST, find_regions
+from posterior_trees.imaging.regions import FAINTEST, SMALLEST, find_regions, otsu
 from posterior_trees.imaging.stored import name_of
 from posterior_trees.models.checkpoint import load_recipe, provenance
 from posterior_trees.pictures.nuclei.count import count_in, count_nuclei

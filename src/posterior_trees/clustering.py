@@ -18,7 +18,7 @@ Few and large operations: a GPU waits for the next one longer than it works on i
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -37,12 +37,9 @@ CHUNK = 2**20
 
 
 def hierarchical_kmeans(
-    samples: Float[Tensor, "b s *shape"],
-    branching: int | Sequence[int],
-    depth: int | None = None,
-    restarts: int = 5,
-    generator: torch.Generator | None = None,
-) -> Tree:
+    samples: Float[Tensor, "b s *shape"], branching: int | Sequence[int], depth: int | None = None,
+    restarts: int = 5, generator: torch.Generator | None = None,
+) -> Tree:  # fmt: skip
     """Cluster the samples of every image into a tree.
 
     `branching` is one number for all `depth` levels or one number per level. A node with no more
@@ -61,12 +58,16 @@ def hierarchical_kmeans(
     parents = sum(level_sizes(levels)[:-1])
     draws = 1 + max(levels, default=1) * _candidates(max(levels, default=1))
     device = generator.device if generator else None
-    size = len(samples), parents, restarts, draws
-    uniform = torch.rand(size, generator=generator, device=device).to(samples.device)
+    shape = len(samples), parents, restarts, draws
+    uniform = torch.rand(shape, generator=generator, device=device).to(samples.device)
     wide = torch.promote_types(samples.dtype, torch.float32)
+    # As many images together as have their distances in `CHUNK` numbers.
+    count, coordinates = samples.flatten(2).shape[1:]
+    per_image = count * max(restarts * max(levels, default=1), min(count, coordinates))
+    size = max(1, CHUNK // per_image)
     leaves = [
-        _cluster(samples[chunk].to(wide), levels, uniform[chunk].to(wide))
-        for chunk in _chunks(samples, levels, restarts)
+        _cluster(part.to(wide), levels, draws.to(wide))
+        for part, draws in zip(samples.split(size), uniform.split(size), strict=True)
     ]
     images, log_probs = (torch.cat(part) for part in zip(*leaves, strict=True))
     return grow(images, log_probs, levels)
@@ -75,12 +76,10 @@ def hierarchical_kmeans(
 def kmeans(
     points: Float[Tensor, "p s d"], k: int, uniform: Float[Tensor, "p r draws"]
 ) -> Int[Tensor, "p s"]:
-    """The cluster of every point of `p` separate problems, best of `r` restarts.
-
-    The last coordinate of a point is 1; rows of zeros are padding and count for nothing. Points up
-    to a distance of 1 apart are the same. `uniform` holds the random numbers of the seeds. Clusters
-    without points can only be left over when a problem has fewer than `k` distinct points.
-    """
+    """The cluster of every point of `p` separate problems, best of `r` restarts. The last
+    coordinate of a point is 1; rows of zeros are padding and count for nothing. Points up to a
+    distance of 1 apart are the same. `uniform` holds the random numbers of the seeds. Clusters
+    without points can only be left over when a problem has fewer than `k` distinct points."""
     center = points.sum(dim=1, keepdim=True)
     center = center / center[..., -1:].clamp_min(1)
     center[..., -1] = 0
@@ -97,14 +96,6 @@ def _check(samples: Tensor, levels: tuple[int, ...], depth: int | None, restarts
         raise InputError(f"restarts is {restarts}; K-means runs at least once")
     if not torch.stack(samples.aminmax()).isfinite().all():
         raise InputError("samples hold NaN or infinite values; drop those samples first")
-
-
-def _chunks(samples: Tensor, levels: tuple[int, ...], restarts: int) -> Iterator[slice]:
-    """Images to cluster together, so that the distances fit in `CHUNK` numbers."""
-    count, coordinates = samples.flatten(2).shape[1:]
-    per_image = count * max(restarts * max(levels, default=1), min(count, coordinates))
-    size = max(1, CHUNK // per_image)
-    return (slice(i, i + size) for i in range(0, len(samples), size))
 
 
 def _cluster(samples: Tensor, levels: tuple[int, ...], uniform: Tensor) -> tuple[Tensor, Tensor]:
@@ -128,10 +119,8 @@ def _cluster(samples: Tensor, levels: tuple[int, ...], uniform: Tensor) -> tuple
 
 def _span(flat: Tensor) -> Tensor:
     """The points about their mean, in an orthonormal basis of their own span if that is smaller.
-
     CUDA decomposes one matrix after the other, but multiplies and factors many at once. In float64
-    there is no precision to spare for that.
-    """
+    there is no precision to spare for that."""
     if flat.shape[2] > flat.shape[1] and flat.is_cuda and flat.dtype == torch.float32:
         return _factor(flat)
     points = flat - flat.mean(dim=1, keepdim=True)
@@ -141,12 +130,10 @@ def _span(flat: Tensor) -> Tensor:
 
 
 def _factor(flat: Tensor) -> Tensor:
-    r"""The same up to rotation: rows of the Cholesky factor $L L^T = X X^T + \delta I$.
-
-    They have the inner products of the centred points, up to the $\delta$ that a singular matrix
-    needs: in float64 that is so little that it adds $1/32$ of a unit squared (see `_unit`) to every
-    squared distance, and equal samples stay equal.
-    """
+    r"""The same up to rotation: rows of the Cholesky factor $L L^T = X X^T + \delta I$. They have
+    the inner products of the centred points, up to the $\delta$ that a singular matrix needs: in
+    float64 that is so little that it adds $1/32$ of a unit squared (see `_unit`) to every squared
+    distance, and equal samples stay equal."""
     images, count, _ = flat.shape
     gram = flat.new_zeros((images, count, count), dtype=torch.float64)
     for part in flat.split(max(1, 8 * CHUNK // (images * count)), dim=2):
@@ -204,10 +191,8 @@ def _candidates(k: int) -> int:
 
 
 def _seed(points: Tensor, k: int, uniform: Tensor) -> Float[Tensor, "p r k d"]:
-    """Greedy k-means++: each centre is the best of a few points drawn ∝ squared distance.
-
-    When no point is left apart from the centres, the remaining ones are NaN.
-    """
+    """Greedy k-means++: each centre is the best of a few points drawn ∝ squared distance. When no
+    point is left apart from the centres, the remaining ones are NaN."""
     present, tries = points[..., -1].unsqueeze(1), _candidates(k)
     count = present.sum(dim=2, keepdim=True)
     # Just below 1, so that no height reaches the total.
@@ -237,10 +222,8 @@ def _squares(points: Tensor, index: Tensor) -> Float[Tensor, "p r t s"]:
 
 
 def _lloyd(points: Tensor, centers: Tensor) -> Int[Tensor, "p s"]:
-    """Lloyd's iteration from every start, and the clusters of the one with the least squares.
-
-    A cluster that has lost all its points when the others have settled is filled again.
-    """
+    """Lloyd's iteration from every start, and the clusters of the one with the least squares. A
+    cluster that has lost all its points when the others have settled is filled again."""
     is_wanted = ~centers[..., 0].isnan()
     for _ in range(MAX_REFILLS):
         centers = _settle(points, centers)
@@ -257,10 +240,8 @@ def _lloyd(points: Tensor, centers: Tensor) -> Int[Tensor, "p s"]:
 
 def _settle(points: Tensor, centers: Tensor) -> Tensor:
     """Points go to their nearest centre, centres to the mean of their points, until none moves.
-
     What has settled stays as it is, so that one may look for it at any time; when half of the
-    problems have, only the others go on.
-    """
+    problems have, only the others go on."""
     patience = PATIENCE.get(points.device.type, 1)
     settled, active = centers.clone(), torch.arange(len(points), device=points.device)
     _, cluster = _assign(points, centers)
@@ -285,10 +266,8 @@ def _settle(points: Tensor, centers: Tensor) -> Tensor:
 
 def _assign(points: Tensor, centers: Tensor) -> tuple[Tensor, Tensor]:
     r"""$\lVert c \rVert^2 - 2 x \cdot c$ of every point and its nearest centre, and which that is.
-
     It is the squared distance less $\lVert x \rVert^2$, which is the same for all centres. Ties go
-    to the lowest, and nothing goes to a centre that is NaN.
-    """
+    to the lowest, and nothing goes to a centre that is NaN."""
     flat = centers.flatten(1, 2)
     norms = flat.square().sum(dim=2, keepdim=True)
     excess = torch.baddbmm(norms, flat, points.mT, alpha=-2).unflatten(1, centers.shape[1:3])
@@ -313,11 +292,9 @@ def _move(points: Tensor, cluster: Tensor, numbers: Tensor) -> Float[Tensor, "p 
 
 
 def _refill(points: Tensor, cluster: Tensor, centers: Tensor) -> Tensor:
-    """Centres after every empty cluster got the point farthest from its centre.
-
-    The point comes from a cluster that keeps another one. If all points sit on their centres the
-    cluster stays empty: there are no more distinct points than clusters.
-    """
+    """Centres after every empty cluster got the point farthest from its centre. The point comes
+    from a cluster that keeps another one. If all points sit on their centres the cluster stays
+    empty: there are no more distinct points than clusters."""
     cluster, numbers = cluster.long(), torch.arange(centers.shape[2], device=points.device)
     present = points[..., -1].unsqueeze(1)
     counts = ((cluster.unsqueeze(2) == numbers.unsqueeze(1)) * present.unsqueeze(2)).sum(dim=3)

@@ -66,13 +66,9 @@ class Engine(Protocol):
 
 
 def make_engine(
-    name: str = "local",
-    workers: int = 1,
-    threads: int | None = 1,
-    *,
-    devices: Sequence[str] = (),
+    name: str = "local", workers: int = 1, threads: int | None = 1, *, devices: Sequence[str] = (),
     scheduler: str | None = None,
-) -> Engine:
+) -> Engine:  # fmt: skip
     """`local` processes, or those of `dask`, whose `scheduler` is an address or a file."""
     if name == "dask":
         return DaskEngine(workers, threads or 1, scheduler)
@@ -270,13 +266,11 @@ class DaskEngine:
     a worker as it died one may have been the reason: each is tried again, alone."""
 
     def __init__(self, workers: int, threads: int = 1, scheduler: str | None = None) -> None:
-        dask, distributed = (
-            need(module, "--engine dask", "dask") for module in ("dask", "distributed")
-        )
+        find = partial(need, purpose="--engine dask", extra="dask")
+        dask, distributed = find("dask"), find("distributed")
         self.distributed, self.threads, self.cluster = distributed, threads, None
-        at = {"address": scheduler}
-        if scheduler is not None and Path(scheduler).is_file():
-            at = {"scheduler_file": scheduler}
+        is_file = scheduler is not None and Path(scheduler).is_file()
+        at = {"scheduler_file" if is_file else "address": scheduler}
         with dask.config.set({"distributed.scheduler.allowed-failures": 0}):
             if scheduler is None:
                 with _deaf():

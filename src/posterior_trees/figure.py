@@ -17,7 +17,6 @@ library call never opens a window, changes the backend or leaves a figure in its
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -30,14 +29,14 @@ from matplotlib.patches import Rectangle
 from torch import Tensor
 
 from posterior_trees.errors import InputError, plural
-from posterior_trees.explore.content import check_images
-from posterior_trees.imaging.pixels import visible
+from posterior_trees.explore.content import check_images, visible
 from posterior_trees.store import whole
 from posterior_trees.tree import Tree
 
 FORMATS = (".png", ".jpg", ".svg", ".pdf")
 MARGIN, LABEL, FORK, HEADING, NUMBER = 0.12, 0.19, 0.26, 0.3, 0.25
 INK, FAINT, HIGHLIGHT, ASKED = "#333333", "#aaaaaa", "#d55e00", "#cc007a"
+DASHED = (0, (3, 3))
 SMALL_IMAGE = 64  # pixels; below this they are shown as squares, not smoothed
 
 Columns = dict[tuple[int, int], float]
@@ -55,15 +54,10 @@ def draw(tree: Tree, **options: Any) -> Figure:
 
 
 def draw_grid(
-    trees: Tree,
-    *,
-    y: Float[Tensor, "_ _ _ _"] | None = None,
-    x: Float[Tensor, "_ _ _ _"] | None = None,
-    path: Int[Tensor, "_ _"] | None = None,
-    box: Sequence[int] | None = None,
-    names: Sequence[str] | None = None,
-    title: str | None = None,
-) -> Figure:
+    trees: Tree, *, y: Float[Tensor, "_ _ _ _"] | None = None,
+    x: Float[Tensor, "_ _ _ _"] | None = None, path: Int[Tensor, "_ _"] | None = None,
+    box: Sequence[int] | None = None, names: Sequence[str] | None = None, title: str | None = None,
+) -> Figure:  # fmt: skip
     """Draw the trees of several images, one under the other, with their measurements `y` and
     truths `x` if they are given. `path` holds node indices as `tree.descend(x)` returns them; that
     path is highlighted. A `box` (top, left, height, width) that the trees were asked about is
@@ -71,7 +65,7 @@ def draw_grid(
     _check(trees, y=y, x=x, path=path, names=names)
     columns = [arrange(tree) for tree in trees]
     sides = (x is not None) + (y is not None)
-    plan = _Plan.of(trees, columns, sides=sides, has_names=names is not None)
+    plan = _Plan(trees, columns, sides, names is not None)
     top = MARGIN + (HEADING if title else 0.0)
     figure = Figure(figsize=(plan.width, top + len(trees) * plan.height), facecolor="white")
     canvas = figure.add_axes((0.0, 0.0, 1.0, 1.0))
@@ -80,15 +74,16 @@ def draw_grid(
     if title:
         _write(canvas, plan.width / 2, MARGIN + 0.2, title, size=11.0)
     for row, tree in enumerate(trees):
-        sheet = _Sheet(figure, canvas, plan, columns[row], top + row * plan.height, row, box)
+        way = None if path is None else path[row].tolist()
+        offset = top + row * plan.height
         if names is not None:
-            sheet.name(names[row])
+            _write(canvas, MARGIN, offset + 0.2, names[row], size=9.0, ha="left")
+        sheet = _Sheet(figure, canvas, plan, tree, columns[row], offset, row, box, way)
         sheet.number_levels()
         known = [("Truth", x), ("Input", y)]
         sheet.draw_sides([(label, b[row]) for label, b in known if b is not None])
-        way = None if path is None else path[row].tolist()
-        sheet.draw_edges(tree, way)
-        sheet.draw_nodes(tree, way)
+        sheet.draw_edges()
+        sheet.draw_nodes()
     return figure
 
 
@@ -140,18 +135,9 @@ def _pack(parts: Sequence[Columns]) -> list[float]:
 
 def _gap(one: Columns, other: Columns) -> float:
     """How far to the right of a subtree another one must begin, to overlap it on no level."""
-    (_, ends), (starts, _) = _contours(one), _contours(other)
-    return 1 + max(ends[level] - starts[level] for level in ends.keys() & starts.keys())
-
-
-def _contours(columns: Columns) -> tuple[dict[int, float], dict[int, float]]:
-    """The leftmost and the rightmost column of every level."""
-    left: dict[int, float] = {}
-    right: dict[int, float] = {}
-    for (level, _), column in columns.items():
-        left[level] = min(column, left.get(level, column))
-        right[level] = max(column, right.get(level, column))
-    return left, right
+    places = [[(level, column) for (level, _), column in part.items()] for part in (one, other)]
+    right, left = dict(sorted(places[0])), dict(sorted(places[1], reverse=True))  # the last counts
+    return 1 + max(right[level] - left[level] for level in right.keys() & left.keys())
 
 
 def _ends(columns: Columns, branching: Sequence[int]) -> set[tuple[int, int]]:
@@ -160,50 +146,30 @@ def _ends(columns: Columns, branching: Sequence[int]) -> set[tuple[int, int]]:
     return columns.keys() - parents
 
 
-@dataclass(frozen=True)
 class _Plan:
     """Where things go inside one row of the figure."""
 
-    branching: tuple[int, ...]
-    depth: int  # of what is drawn
-    slots: float  # columns of the widest tree
-    image: tuple[float, float]  # width and height of a node
-    gap: float  # between neighbours
-    left: float  # left end of the tree; the truth and the input may need room there
-    margin: float  # left end of everything but the levels' numbers
-    heading: float  # height of the row's name
-
-    @classmethod
-    def of(cls, trees: Tree, columns: Sequence[Columns], sides: int, has_names: bool) -> "_Plan":
-        slots = max(1 + max(c.values()) - min(c.values()) for c in columns)
-        gap = 0.14 if slots <= 27 else 0.08
-        width = min(max(16 / slots - gap, 0.38), 0.85)
-        aspect = min(max(trees.shape[1] / trees.shape[2], 0.25), 4.0)
-        free = min(c[0, 0] - min(c.values()) for c in columns) * (width + gap) + gap / 2
-        shift = max(0.0, sides * (width + gap) + 0.3 - free) if sides else 0.0
+    def __init__(
+        self, trees: Tree, columns: Sequence[Columns], sides: int, has_names: bool
+    ) -> None:
+        self.branching = trees.branching
         levels = [{level for level, _ in _ends(c, trees.branching)} for c in columns]
-        margin = MARGIN + (NUMBER if any(len(ends) > 1 for ends in levels) else 0.0)
-        heading = HEADING if has_names else 0.0
-        depth = max(map(max, levels))
-        image = width, width * aspect
-        return cls(trees.branching, depth, slots, image, gap, margin + shift, margin, heading)
-
-    @property
-    def is_numbered(self) -> bool:
-        return self.margin > MARGIN
-
-    @property
-    def pitch(self) -> float:
-        """Distance between levels."""
-        return self.image[1] + LABEL + FORK
-
-    @property
-    def width(self) -> float:
-        return self.left + self.slots * (self.image[0] + self.gap) - self.gap + MARGIN
-
-    @property
-    def height(self) -> float:
-        return self.heading + LABEL + self.image[1] + self.depth * self.pitch + 2 * MARGIN
+        self.depth = max(map(max, levels))  # of what is drawn
+        self.is_numbered = any(len(ends) > 1 for ends in levels)
+        slots = max(1 + max(c.values()) - min(c.values()) for c in columns)  # of the widest tree
+        self.gap = 0.14 if slots <= 27 else 0.08  # between neighbours
+        width = min(max(16 / slots - self.gap, 0.38), 0.85)
+        step = width + self.gap
+        aspect = min(max(trees.shape[1] / trees.shape[2], 0.25), 4.0)
+        self.image = width, width * aspect
+        self.margin = MARGIN + (NUMBER if self.is_numbered else 0.0)  # right of the levels' numbers
+        free = min(c[0, 0] - min(c.values()) for c in columns) * step + self.gap / 2
+        shift = max(0.0, sides * step + 0.3 - free) if sides else 0.0  # the truth and the input
+        self.left = self.margin + shift
+        self.heading = HEADING if has_names else 0.0
+        self.pitch = self.image[1] + LABEL + FORK  # between levels
+        self.width = self.left + slots * step - self.gap + MARGIN
+        self.height = self.top(self.depth) + self.image[1] + 2 * MARGIN
 
     def top(self, level: int) -> float:
         """Upper edge of the images of a level, below their probabilities."""
@@ -214,17 +180,11 @@ class _Sheet:
     """One row of the figure: draws one tree according to the plan."""
 
     def __init__(
-        self,
-        figure: Figure,
-        canvas: Axes,
-        plan: _Plan,
-        columns: Columns,
-        offset: float,
-        row: int,
-        box: Sequence[int] | None,
-    ) -> None:
-        self.figure, self.canvas, self.plan = figure, canvas, plan
-        self.offset, self.row, self.box = offset, row, box
+        self, figure: Figure, canvas: Axes, plan: _Plan, tree: Tree, columns: Columns,
+        offset: float, row: int, box: Sequence[int] | None, path: list[int] | None,
+    ) -> None:  # fmt: skip
+        self.figure, self.canvas, self.plan, self.tree = figure, canvas, plan, tree
+        self.offset, self.row, self.box, self.path = offset, row, box, path
         step, start = plan.image[0] + plan.gap, min(columns.values())
         first = plan.left + plan.image[0] / 2
         self.middles = {p: first + step * (column - start) for p, column in columns.items()}
@@ -237,9 +197,6 @@ class _Sheet:
             look: dict[str, Any] = {"ha": "left", "color": FAINT, "rotation": 90, "va": "center"}
             _write(self.canvas, MARGIN, middle, f"level {level}", **look)
 
-    def name(self, name: str) -> None:
-        _write(self.canvas, MARGIN, self.offset + 0.2, name, size=9.0, ha="left")
-
     def draw_sides(self, known: Sequence[tuple[str, Tensor]]) -> None:
         """The truth and the measurement, at the left of the root."""
         width = self.plan.image[0]
@@ -250,17 +207,15 @@ class _Sheet:
             pixels = visible(image, f"{label} of image {self.row}", "a figure")
             self._place(left, top, pixels, INK, 0.5)
 
-    def draw_nodes(self, tree: Tree, path: list[int] | None) -> None:
-        width, height = self.plan.image
+    def draw_nodes(self) -> None:
+        tree, (width, height) = self.tree, self.plan.image
         paths = [tree.paths(level) for level in range(self.plan.depth + 1)]
         for level, node in sorted(self.middles):
             log_prob = tree.log_probs[level][0, node].item()
             middle, top = self.middles[level, node], self.offset + self.plan.top(level)
             left = middle - width / 2
             if log_prob == -np.inf:
-                frame = Rectangle((left, top), width, height, fill=False, ls=(0, (3, 3)))
-                frame.set(edgecolor=FAINT, linewidth=0.8)
-                self.canvas.add_patch(frame)
+                _frame(self.canvas, left, top, width, height, color=FAINT, ls=DASHED)
                 continue
             what = f"node {paths[level][node]} of image {self.row}"
             if np.isnan(log_prob):
@@ -268,12 +223,11 @@ class _Sheet:
             is_end = self.plan.is_numbered and (level, node) in self.ends
             text = f"{np.exp(log_prob):.2f}" if level else "Mean"
             _write(self.canvas, middle, top - 0.05, text, weight="bold" if is_end else "normal")
-            on_path = path is not None and path[level] == node
-            color, line = (HIGHLIGHT, 1.8) if on_path else (INK, 0.5)
+            color, line = (HIGHLIGHT, 1.8) if self._is_on_path(level, node) else (INK, 0.5)
             image = visible(tree.images[level][0, node], what, "a figure")
             self._place(left, top, image, color, line)
 
-    def draw_edges(self, tree: Tree, path: list[int] | None) -> None:
+    def draw_edges(self) -> None:
         """Forked edges: one stem down from each parent, then a branch to each child."""
         for level, node in sorted(self.middles)[1:]:
             k = self.plan.branching[level - 1]
@@ -282,19 +236,20 @@ class _Sheet:
             parent = level - 1, node // k
             start, end = self.middles[parent], self.middles[level, node]
             if node % k == 0:
-                stem = self._line(tree, *parent, path)
-                self.canvas.plot([start, start], [below, fork], **stem)
-            branch = self._line(tree, level, node, path)
-            self.canvas.plot([start, end, end], [fork, fork, above], **branch)
+                self.canvas.plot([start, start], [below, fork], **self._line(*parent))
+            self.canvas.plot([start, end, end], [fork, fork, above], **self._line(level, node))
 
-    def _line(self, tree: Tree, level: int, node: int, path: list[int] | None) -> dict[str, Any]:
+    def _is_on_path(self, level: int, node: int) -> bool:
+        return self.path is not None and self.path[level] == node
+
+    def _line(self, level: int, node: int) -> dict[str, Any]:
         """How the edge of a node is drawn; the highlighted one on top."""
-        prob = tree.log_probs[level][0, node].exp().item()
+        prob = self.tree.log_probs[level][0, node].exp().item()
         line: dict[str, Any] = {"color": INK, "linewidth": 0.6 + 4.4 * prob, "zorder": 2}
-        if path is not None and path[level] == node:
+        if self._is_on_path(level, node):
             line |= {"color": HIGHLIGHT, "zorder": 3}
-        if prob == 0 and bool(tree.is_absent(level)[0, node]):
-            line |= {"color": FAINT, "linestyle": (0, (3, 3)), "zorder": 1}
+        if prob == 0 and bool(self.tree.is_absent(level)[0, node]):
+            line |= {"color": FAINT, "linestyle": DASHED, "zorder": 1}
         return line | {"solid_joinstyle": "miter", "solid_capstyle": "butt"}
 
     def _place(self, left: float, top: float, image: np.ndarray, color: str, line: float) -> None:
@@ -304,15 +259,16 @@ class _Sheet:
         bottom = 1 - (top + height) / total_height
         place = (left / total_width, bottom, width / total_width, height / total_height)
         axes = self.figure.add_axes(place, xticks=[], yticks=[])
-        smooth = max(image.shape[:2]) > SMALL_IMAGE
-        interpolation = "antialiased" if smooth else "nearest"
+        interpolation = "antialiased" if max(image.shape[:2]) > SMALL_IMAGE else "nearest"
         axes.imshow(image, cmap="gray", vmin=0, vmax=1, interpolation=interpolation, aspect="auto")
         axes.spines[:].set(color=color, linewidth=line)
         if self.box is not None:
             up, across, tall, wide = self.box
-            frame = Rectangle((across - 0.5, up - 0.5), wide, tall, fill=False)
-            frame.set(edgecolor=ASKED, linewidth=0.8)
-            axes.add_patch(frame)
+            _frame(axes, across - 0.5, up - 0.5, wide, tall, color=ASKED)
+
+
+def _frame(axes: Axes, left: float, top: float, *size: float | int, color: str, **how: Any) -> None:
+    axes.add_patch(Rectangle((left, top), *size, fill=False, edgecolor=color, linewidth=0.8, **how))
 
 
 def _write(

@@ -9,16 +9,8 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from rich import progress as bars
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    ProgressColumn,
-    Task,
-    TextColumn,
-    TimeRemainingColumn,
-)
-from rich.progress import Progress as Bar
 from rich.text import Text
 
 LINE_EVERY = 10.0
@@ -33,17 +25,15 @@ class Progress:
     and what is left of the epoch (of `per_epoch` steps, if that is known) and of the run. Where
     there is no terminal, some steps get a line too, each after twice the time of the one before:
     the first epoch can take long. A warning's advice is said once; the log has it for every epoch.
-
-    Asked to stop (Ctrl-C, SIGTERM) it ends the steps after the present one, so that the trainer
-    can save, and `is_stopped`; asked once more, all ends at once. Of several processes one speaks.
-    """
+    Asked to stop (Ctrl-C, SIGTERM) it ends the steps after the present one, so that the trainer can
+    save, and `is_stopped`; asked once more, all ends at once. Of several processes one speaks."""
 
     def __init__(
         self, title: str, *, per_epoch: int = 0, can_stop: bool = True, is_quiet: bool = False
     ) -> None:
         self.title, self.per_epoch, self.console = title, per_epoch, Console(quiet=is_quiet)
         self.can_stop, self.is_asked, self.is_stopped = can_stop, False, False
-        self.bar = _bar(self.console, TextColumn("{task.fields[pace]}"))
+        self.bar = _bar(self.console, bars.TextColumn("{task.fields[pace]}"))
         self.pace, self.total = 0.0, 0
         self.advice: set[str] = set()
 
@@ -58,8 +48,8 @@ class Progress:
         if first:
             self.say(f"continuing at step {first} of {total}")
         task = self.bar.add_task(self.title, total=total, completed=first, pace="")
-        start, due, self.total = time.monotonic(), LINE_EVERY, total
-        warm = start
+        start = warm = time.monotonic()
+        due, self.total = LINE_EVERY, total
         with self._stopping():
             for step in steps:
                 if self.is_asked:
@@ -138,8 +128,8 @@ def track(title: str) -> Callable[[Any], Iterator[Any]]:
 
     def watch(items: Any) -> Iterator[Any]:
         console = Console(stderr=True)
-        start, bar, task = time.monotonic(), _bar(console), None
-        said = start
+        start = said = time.monotonic()
+        bar, task = _bar(console), None
         try:
             for number, item in enumerate(items):
                 now = time.monotonic()
@@ -180,20 +170,16 @@ def report(is_json: bool, describe: Callable[[Any], dict[str, Any]]) -> Callable
     return watch
 
 
-class Pace(ProgressColumn):
+class Pace(bars.ProgressColumn):
     """How many in a second."""
 
-    def render(self, task: Task) -> Text:
+    def render(self, task: bars.Task) -> Text:
         return Text(f"{task.speed:.2g}/s" if task.speed else "")
 
 
-def _bar(console: Console, *times: ProgressColumn) -> Bar:
-    return Bar(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        *(times or (Pace(), TimeRemainingColumn())),
-        console=console,
-        disable=not console.is_terminal,
-        transient=True,
-    )
+def _bar(console: Console, *times: bars.ProgressColumn) -> bars.Progress:
+    return bars.Progress(
+        bars.TextColumn("{task.description}"), bars.BarColumn(), bars.MofNCompleteColumn(),
+        *(times or (Pace(), bars.TimeRemainingColumn())),
+        console=console, disable=not console.is_terminal, transient=True,
+    )  # fmt: skip

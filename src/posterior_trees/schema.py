@@ -57,7 +57,9 @@ def check(value: Any, form: Any, where: str, required: tuple[str, ...] = ()) -> 
             check(entry, get_args(form)[-1], f"{where}[{key!r}]")
     elif form is not Any and not _is(value, form):
         name = getattr(form, "__name__", str(form))
-        raise SchemaError(f"{where} is {_short(value)}; it must be {name}")
+        text = " ".join(repr(value).split())
+        text = text if len(text) <= 40 else f"{text[:37]}…"
+        raise SchemaError(f"{where} is {text}; it must be {name}")
     return value
 
 
@@ -71,8 +73,3 @@ def _is(value: Any, form: Any) -> bool:
     if form is float:
         return isinstance(value, int | float) and abs(value) < math.inf
     return isinstance(value, list | tuple if form is list else form)
-
-
-def _short(value: Any) -> str:
-    text = " ".join(repr(value).split())
-    return text if len(text) <= 40 else f"{text[:37]}…"

@@ -19,8 +19,9 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
-GOLDEN = 0x9E3779B97F4A7C15
-MIXERS = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
+GOLDEN = 0x9E3779B97F4A7C15 - 2**64
+MIXERS = ((30, 0xBF58476D1CE4E5B9 - 2**64), (27, 0x94D049BB133111EB - 2**64))
+"""Numbers without a sign, as tensors have them: with one."""
 
 
 def seed_device(device: torch.device, seed: int) -> None:
@@ -50,27 +51,21 @@ def unit_hash(name: str, salt: str) -> float:
 def make_marks(count: int) -> Int64[Tensor, "count"]:
     """A random-looking number of 64 bits for each of 0 … count-1, always the same: the mixing
     function of splitmix64 (Steele, Lea & Flood, 2014). All are different."""
-    z = torch.arange(1, count + 1) * _signed(GOLDEN)
+    z = torch.arange(1, count + 1) * GOLDEN
     for shift, factor in MIXERS:
-        z = (z ^ _shift_right(z, shift)) * _signed(factor)
+        z = (z ^ _shift_right(z, shift)) * factor
     return z ^ _shift_right(z, 31)
 
 
 def shake(
-    marks: Int64[Tensor, "count"], generator: torch.Generator | None = None
+    marks: Int64[Tensor, "count"], generator: torch.Generator | None
 ) -> Int64[Tensor, "count"]:
-    r"""New numbers from marks: their product with one odd number that `generator` draws.
-
-    Overflow wraps around, on every device alike. For marks $h$ the numbers are independent, as far
-    as their upper bits go, unless a sum of few $\pm h$ happens to vanish modulo $2^{64}$.
-    """
+    r"""New numbers from marks: their product with one odd number that `generator` draws. Overflow
+    wraps around, on every device alike. For marks $h$ the numbers are independent, as far as their
+    upper bits go, unless a sum of few $\pm h$ happens to vanish modulo $2^{64}$."""
     place = marks.device if generator is None else generator.device
     factor = torch.empty((), dtype=torch.int64, device=place).random_(generator=generator)
     return marks * factor.bitwise_or_(1)  # no copy: a CPU scalar goes along with the launch
-
-
-def _signed(bits: int) -> int:
-    return bits - 2**64 if bits >= 2**63 else bits
 
 
 def _shift_right(z: Tensor, bits: int) -> Tensor:

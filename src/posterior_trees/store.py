@@ -30,16 +30,13 @@ FACTS = ""
 
 def write(file: str | PathLike[str], tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
     """Write to a temporary name, flush to disk, rename: a reader sees the old file or the new one.
-
-    If the disk is full the old file stays and the temporary one goes.
-    """
-    path = Path(file)
+    If the disk is full the old file stays and the temporary one goes."""
     # Copies, because safetensors refuses tensors that share memory, as tied weights do.
     flat = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
     text = json.dumps(facts)
     sums = {name: checksum(name, tensor) for name, tensor in flat.items()}
     sums[FACTS] = zlib.crc32(text.encode())
-    write_bytes(path, _ordered(save(flat, metadata={KEY: text, SUMS: json.dumps(sums)})))
+    write_bytes(Path(file), _ordered(save(flat, metadata={KEY: text, SUMS: json.dumps(sums)})))
 
 
 def _ordered(content: bytes) -> bytes:

@@ -30,11 +30,9 @@ PAPER_MEANS = ((-6.0, 2.5), (1.0, 2.5), (-2.5, 6.0), (-2.5, -1.5))
 
 
 class GaussianMixture:
-    """An isotropic Gaussian mixture of any dimension; the paper's 2-D rhombus by default.
-
-    Results have the dtype and device of the points that go in. `sample`, which has none, works in
-    float32 on the generator's device.
-    """
+    """An isotropic Gaussian mixture of any dimension; the paper's 2-D rhombus by default. Results
+    have the dtype and device of the points that go in. `sample`, which has none, works in float32
+    on the generator's device."""
 
     def __init__(
         self,
@@ -43,7 +41,7 @@ class GaussianMixture:
         variance: float = 1.0,
     ) -> None:
         self.means = torch.as_tensor(means, dtype=torch.float64)
-        count = len(self.means)
+        count, self.dim = self.means.shape
         given = torch.ones(count) if weights is None else weights
         self.weights = torch.as_tensor(given, dtype=torch.float64)
         self.variance = float(variance)
@@ -55,10 +53,6 @@ class GaussianMixture:
         if not self.variance > 0:
             raise InputError(f"variance is {variance}; a component needs a positive one")
         self.weights = self.weights / self.weights.sum()
-
-    @property
-    def dim(self) -> int:
-        return self.means.shape[1]
 
     def mean(self) -> Float[Tensor, "d"]:
         """Mean of the prior."""
@@ -99,12 +93,9 @@ class GaussianMixture:
         return (log_weights.exp().unsqueeze(2) * centers).sum(dim=1)
 
     def sample_posterior(
-        self,
-        y: Float[Tensor, "b d"],
-        sigma: float,
-        n: int,
+        self, y: Float[Tensor, "b d"], sigma: float, n: int,
         generator: torch.Generator | None = None,
-    ) -> Float[Tensor, "b {n} d"]:
+    ) -> Float[Tensor, "b {n} d"]:  # fmt: skip
         """`n` exact posterior samples for every measurement."""
         log_weights, centers, variance = self._posterior(y, sigma)
         device = generator.device if generator else y.device
@@ -117,16 +108,12 @@ class GaussianMixture:
     def posterior_log_prob(
         self, x: Float[Tensor, "#b *s d"], y: Float[Tensor, "#b d"], sigma: float
     ) -> Float[Tensor, "_ *s"]:
-        """Log-density of the posterior of each `y` at its own points, `(b, d)` or `(b, s, d)`.
-
-        A batch of one on either side goes with all of the other.
-        """
+        """Log-density of the posterior of each `y` at its own points, `(b, d)` or `(b, s, d)`. A
+        batch of one on either side goes with all of the other."""
         log_weights, centers, variance = self._posterior(y, sigma)
-        between = [1] * (x.ndim - 2)
-        log_weights = log_weights.reshape(len(y), *between, -1)
-        centers = centers.reshape(len(y), *between, *centers.shape[1:])
-        log_normals = _log_normal(x.unsqueeze(-2) - centers, variance)
-        return (log_weights + log_normals).logsumexp(dim=-1)
+        between = (slice(None), *[None] * (x.ndim - 2))  # an axis for each of the points'
+        log_normals = _log_normal(x.unsqueeze(-2) - centers[between], variance)
+        return (log_weights[between] + log_normals).logsumexp(dim=-1)
 
     def _log_densities(self, x: Tensor, variance: float) -> Tensor:
         r"""$\ln \pi_\ell + \ln \mathcal N(x; \mu_\ell, \text{variance}\, I)$ of each component."""
@@ -180,12 +167,9 @@ class MixtureDenoiser:
     def given(
         self, measurement: Measurement, y: Float[Tensor, "b d"]
     ) -> Callable[[Tensor, int], Tensor]:
-        r"""The conditional denoiser $\mathbb E[x_0 \mid x_t, y]$ as a function of `(x_t, t)`.
-
-        A hole: known coordinates are $y$, and weigh the components by
-        $\mathcal N(y; \mu_\ell, v)$ in place of what $x_t$ says there. Noise: $y$ is a second
-        noisy look at $x_0$.
-        """
+        r"""The conditional denoiser $\mathbb E[x_0 \mid x_t, y]$ as a function of `(x_t, t)`. A
+        hole: known coordinates are $y$, and weigh the components by $\mathcal N(y; \mu_\ell, v)$ in
+        place of what $x_t$ says there. Noise: $y$ is a second noisy look at $x_0$."""
         if isinstance(measurement, Inpaint):
             hole = measurement.hole.to(y.device)
             seen = _log_normals(y.unsqueeze(-2) - self.mixture.means.to(y), self.mixture.variance)

@@ -24,12 +24,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from posterior_trees.baselines.conditional import conditional
-from posterior_trees.baselines.ddnm import ddnm
-from posterior_trees.baselines.ddrm import ddrm
-from posterior_trees.baselines.diffpir import diffpir
-from posterior_trees.baselines.dps import dps
-from posterior_trees.baselines.repaint import repaint
+from posterior_trees.baselines import conditional, ddnm, ddrm, diffpir, dps, repaint
 from posterior_trees.measure import Inpaint
 from posterior_trees.toys import GaussianMixture, MixtureDenoiser
 

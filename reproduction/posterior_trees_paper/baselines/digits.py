@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from posterior_trees.baselines.reverse import unconditional
+from posterior_trees.baselines import unconditional
 from posterior_trees_paper.baselines.diffusion import DiffusionModel, ImageDenoiser
 
 SURE, SURE_SHARE, CLASS_GAP = 0.9, 0.95, 0.03

@@ -27,9 +27,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from posterior_trees.baselines.conditional import conditional
+from posterior_trees.baselines import conditional, denoising, unconditional
 from posterior_trees.baselines.process import alpha_at, linear_alpha_bar
-from posterior_trees.baselines.reverse import denoising, unconditional
 from posterior_trees.measure import Denoise, Inpaint
 from posterior_trees.recipe import Recipe
 from posterior_trees.recipe.sections import MeasurementSpec, OptimizerSpec, TrainingSpec

@@ -12,13 +12,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from posterior_trees import store
-from posterior_trees.baselines.conditional import conditional
-from posterior_trees.baselines.ddnm import ddnm
-from posterior_trees.baselines.ddrm import ddrm
-from posterior_trees.baselines.diffpir import diffpir
-from posterior_trees.baselines.dps import dps
-from posterior_trees.baselines.repaint import repaint
-from posterior_trees.baselines.reverse import denoising
+from posterior_trees.baselines import conditional, ddnm, ddrm, denoising, diffpir, dps, repaint
 from posterior_trees.errors import InputError, ModelError, RecipeError
 from posterior_trees.measure import Denoise, Measurement
 from posterior_trees.models.build import build_measurement

@@ -4,12 +4,11 @@ Samplers share one form, `sampler(denoise, measurement, y, n, *, …, generator=
 `(b, n, *shape)`; `process.py` says what a denoiser is. `cluster.py` makes a tree of any samples.
 """
 
-from posterior_trees.baselines.conditional import conditional
 from posterior_trees.baselines.ddnm import ddnm
 from posterior_trees.baselines.ddrm import ddrm
 from posterior_trees.baselines.diffpir import diffpir
 from posterior_trees.baselines.dps import dps
 from posterior_trees.baselines.process import Denoiser, cosine_alpha_bar, linear_alpha_bar
 from posterior_trees.baselines.repaint import repaint
-from posterior_trees.baselines.reverse import denoising, unconditional
+from posterior_trees.baselines.reverse import conditional, denoising, unconditional
 from posterior_trees.clustering import hierarchical_kmeans

@@ -32,72 +32,47 @@ import math
 from itertools import pairwise
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from posterior_trees.baselines.process import (
-    Clip,
-    Denoiser,
-    alpha_at,
-    check_noise_free,
-    clamp,
-    gather,
+    Chain,
     noise_in,
-    normal_like,
+    sampler,
     seen_noise,
     spaced_times,
-    spread,
     travel_times,
 )
-from posterior_trees.measure import Measurement
 
 
-@torch.no_grad()
+@sampler
 def ddnm(
-    denoise: Denoiser,
-    measurement: Measurement,
-    y: Float[Tensor, "b *shape"],
-    n: int,
-    *,
-    steps: int = 100,
-    eta: float | int = 0.85,
-    travel_length: int = 1,
-    travel_repeat: int = 1,
-    noise: float | int = 0.0,
-    generator: torch.Generator | None = None,
-    clip: Clip = None,
-) -> Float[Tensor, "b {n} *shape2"]:
-    """`n` samples of every `y`, all of which agree with it unless it has noise (`noise`, its
-    standard deviation in the denoiser's scale). Defaults: the published settings."""
-    check_noise_free(measurement, "ddnm")
-    levels = spaced_times(len(denoise.alpha_bar), steps)[::-1]  # −1, then upwards
-    visits = travel_times(steps, travel_length, travel_repeat)
-    known, sigma = spread(y, n), seen_noise(measurement, noise)
-    x = normal_like(spread(measurement.naive(y), n), generator)
-    x0 = x
-    for step, step_next in pairwise(visits):
-        t, alpha_next = levels[step + 1], alpha_at(denoise.alpha_bar, levels[step_next + 1])
-        z = normal_like(x, generator)
+    chain: Chain, *, steps: int = 100, eta: float | int = 0.85, travel_length: int = 1,
+    travel_repeat: int = 1, noise: float | int = 0.0,
+) -> Tensor:  # fmt: skip
+    """All samples agree with `y` unless it has noise (`noise`, its standard deviation in the
+    denoiser's scale). Defaults: the published settings."""
+    levels = spaced_times(chain.levels, steps)[::-1]  # −1, then upwards
+    sigma = seen_noise(chain.measurement, noise)
+    x = x0 = chain.noise()
+    for step, step_next in pairwise(travel_times(steps, travel_length, travel_repeat)):
+        t, alpha_next = levels[step + 1], chain.alpha(levels[step_next + 1])
+        z = chain.noise()
         if step_next > step:
             x = math.sqrt(alpha_next) * x0 + math.sqrt(1 - alpha_next) * z
             continue
-        x0 = clamp(denoise(x, t), clip)
-        e = noise_in(x, x0, alpha_at(denoise.alpha_bar, t))
-        mixed = math.sqrt(1 - alpha_next) * (eta * z + math.sqrt(1 - eta**2) * e)
-        agreed = measurement.impose(x0, known)
+        x0 = chain.estimate(x, t)
+        e = noise_in(x, x0, chain.alpha(t))
+        s, noisy = math.sqrt(1 - alpha_next), math.sqrt(alpha_next) * sigma
+        mixed = s * (eta * z + math.sqrt(1 - eta**2) * e)
+        agreed = chain.impose(x0)
         if sigma:
-            trust, deviation = plus(alpha_next, sigma, eta)
+            if s >= noisy:
+                trust, deviation = 1.0, math.sqrt(s**2 - noisy**2)
+            else:
+                trust, deviation = s * math.sqrt(1 - eta**2) / noisy, eta * s
             agreed = torch.lerp(x0, agreed, trust)
-            mixed = deviation * z + measurement.project(mixed - deviation * z)
+            mixed = deviation * z + chain.measurement.project(mixed - deviation * z)
         else:
             x0 = agreed
         x = math.sqrt(alpha_next) * agreed + mixed
-    return gather(x, n)
-
-
-def plus(alpha: float, sigma: float, eta: float | int) -> tuple[float, float]:
-    r"""$\lambda$ and $\tau$ of DDNM+ at a level."""
-    a, s = math.sqrt(alpha), math.sqrt(1 - alpha)
-    if s >= a * sigma:
-        return 1.0, math.sqrt(s**2 - (a * sigma) ** 2)
-    return s * math.sqrt(1 - eta**2) / (a * sigma), eta * s
+    return x

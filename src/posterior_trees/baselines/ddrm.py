@@ -18,55 +18,32 @@ chain); its published 20 steps make it worse.
 """
 
 import math
-from itertools import pairwise
 
-import torch
-from jaxtyping import Float
 from torch import Tensor
 
-from posterior_trees.baselines.process import (
-    Clip,
-    Denoiser,
-    alpha_at,
-    check_noise_free,
-    clamp,
-    gather,
-    noise_in,
-    normal_like,
-    seen_noise,
-    spaced_times,
-    spread,
-)
-from posterior_trees.measure import Measurement
+from posterior_trees.baselines.process import Chain, noise_in, sampler, seen_noise, spaced_times
 
 
-@torch.no_grad()
+@sampler
 def ddrm(
-    denoise: Denoiser,
-    measurement: Measurement,
-    y: Float[Tensor, "b *shape"],
-    n: int,
-    *,
-    steps: int = 20,
-    eta: float | int = 0.85,
-    eta_b: float | int = 1.0,
+    chain: Chain, *, steps: int = 20, eta: float | int = 0.85, eta_b: float | int = 1.0,
     noise: float | int = 0.0,
-    generator: torch.Generator | None = None,
-    clip: Clip = None,
-) -> Float[Tensor, "b {n} *shape2"]:
-    """`n` samples of every `y`, all of which agree with it unless it has noise (`noise`, its
-    standard deviation in the denoiser's scale). Defaults: the published settings."""
-    check_noise_free(measurement, "ddrm")
-    times, tau = spaced_times(len(denoise.alpha_bar), steps), seen_noise(measurement, noise)
-    plain = spread(measurement.naive(y), n)
-    seen = plain - measurement.project(plain)
-    alpha = alpha_at(denoise.alpha_bar, times[0])
-    scaled = start(measurement, seen, math.sqrt((1 - alpha) / alpha), tau, generator)
-    for t, t_next in pairwise(times):
-        alpha, alpha_next = (alpha_at(denoise.alpha_bar, level) for level in (t, t_next))
+) -> Tensor:  # fmt: skip
+    """All samples agree with `y` unless it has noise (`noise`, its standard deviation in the
+    denoiser's scale). Defaults: the published settings."""
+    times, tau = spaced_times(chain.levels, steps), seen_noise(chain.measurement, noise)
+    project = chain.measurement.project
+    seen = chain.plain - project(chain.plain)
+    alpha = chain.alpha(times[0])
+    sigma = math.sqrt((1 - alpha) / alpha)
+    scaled = sigma * chain.noise()
+    if sigma > tau:  # what is seen is less noisy than the first level: begin about it
+        narrow = math.sqrt(1 - (tau / sigma) ** 2) * scaled
+        scaled = seen + narrow + project(scaled - narrow)
+    for t, alpha, alpha_next in chain.moves(times):
         x = math.sqrt(alpha) * scaled
-        x0 = clamp(denoise(x, t), clip)
-        e, z = noise_in(x, x0, alpha), normal_like(x, generator)
+        x0 = chain.estimate(x, t)
+        e, z = noise_in(x, x0, alpha), chain.noise()
         sigma = math.sqrt((1 - alpha_next) / alpha_next)
         unseen = x0 + sigma * (math.sqrt(1 - eta**2) * e + eta * z)
         if sigma >= tau:
@@ -74,21 +51,5 @@ def ddrm(
         else:
             trust, deviation = math.sqrt(1 - eta**2) * sigma / tau, eta * sigma
         guided = (1 - trust) * x0 + deviation * z
-        scaled = trust * seen + guided + measurement.project(unseen - guided)
-    samples = scaled if noise else measurement.impose(scaled, spread(y, n))
-    return gather(samples, n)
-
-
-def start(
-    measurement: Measurement,
-    seen: Float[Tensor, "bn *shape"],
-    sigma: float,
-    tau: float,
-    generator: torch.Generator | None,
-) -> Float[Tensor, "bn *shape"]:
-    """The first state: about what is seen if that is less noisy than the first level."""
-    z = sigma * normal_like(seen, generator)
-    if sigma <= tau:
-        return z
-    narrow = math.sqrt(1 - (tau / sigma) ** 2) * z
-    return seen + narrow + measurement.project(z - narrow)
+        scaled = trust * seen + guided + project(unseen - guided)
+    return scaled if noise else chain.impose(scaled)

@@ -11,58 +11,30 @@ method then is DDNM with $e$ recomputed. Levels are dense at the clean end ("qua
 """
 
 import math
-from itertools import pairwise
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
-from posterior_trees.baselines.process import (
-    Clip,
-    Denoiser,
-    alpha_at,
-    check_noise_free,
-    clamp,
-    gather,
-    noise_in,
-    normal_like,
-    spread,
-)
+from posterior_trees.baselines.process import Chain, noise_in, sampler
 from posterior_trees.errors import InputError
-from posterior_trees.measure import Measurement
 
 
-@torch.no_grad()
+@sampler
 def diffpir(
-    denoise: Denoiser,
-    measurement: Measurement,
-    y: Float[Tensor, "b *shape"],
-    n: int,
-    *,
-    steps: int = 100,
-    lambda_: float | int = 1.0,
-    zeta: float | int = 1.0,
+    chain: Chain, *, steps: int = 100, lambda_: float | int = 1.0, zeta: float | int = 1.0,
     sigma_n: float | int = 0.001,
-    generator: torch.Generator | None = None,
-    clip: Clip = None,
-) -> Float[Tensor, "b {n} *shape2"]:
+) -> Tensor:  # fmt: skip
     """`n` samples of every `y`. Defaults: the published settings for inpainting without noise."""
-    check_noise_free(measurement, "diffpir")
-    times = quad_times(len(denoise.alpha_bar), steps)
-    known, gain = spread(y, n), measurement.gain
-    plain = spread(measurement.naive(y), n)
-    alpha = alpha_at(denoise.alpha_bar, times[0])
-    x = math.sqrt(alpha) * plain + math.sqrt(1 - alpha) * normal_like(plain, generator)
-    for t, t_next in pairwise(times):
-        alpha, alpha_next = (alpha_at(denoise.alpha_bar, level) for level in (t, t_next))
-        x0 = clamp(denoise(x, t), clip)
+    times, gain = quad_times(chain.levels, steps), chain.measurement.gain
+    alpha = chain.alpha(times[0])
+    x = math.sqrt(alpha) * chain.plain + math.sqrt(1 - alpha) * chain.noise()
+    for t, alpha, alpha_next in chain.moves(times):
+        x0 = chain.estimate(x, t)
         rho = lambda_ * sigma_n**2 * alpha / (1 - alpha)
-        x0 = torch.lerp(x0, measurement.impose(x0, known), gain / (gain + rho))
-        noise = math.sqrt(1 - zeta) * noise_in(x, x0, alpha)
-        noise = noise + math.sqrt(zeta) * normal_like(x, generator)
+        x0 = torch.lerp(x0, chain.impose(x0), gain / (gain + rho))
+        noise = math.sqrt(1 - zeta) * noise_in(x, x0, alpha) + math.sqrt(zeta) * chain.noise()
         x = math.sqrt(alpha_next) * x0 + math.sqrt(1 - alpha_next) * noise
-    x0 = clamp(denoise(x, times[-1]), clip)
-    return gather(measurement.impose(x0, known), n)
+    return chain.impose(chain.estimate(x, times[-1]))
 
 
 def quad_times(levels: int, steps: int) -> list[int]:

@@ -10,62 +10,34 @@ projected on $\{A x = y\}$ at the end, as those of all other methods.
 """
 
 import math
-from itertools import pairwise
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
-from posterior_trees.baselines.process import (
-    Clip,
-    Denoiser,
-    alpha_at,
-    check_noise_free,
-    clamp,
-    gather,
-    noise_in,
-    normal_like,
-    spaced_times,
-    spread,
-)
-from posterior_trees.measure import Measurement
+from posterior_trees.baselines.process import Chain, noise_in, sampler, spaced_times
 
 
-def dps(
-    denoise: Denoiser,
-    measurement: Measurement,
-    y: Float[Tensor, "b *shape"],
-    n: int,
-    *,
-    steps: int = 1000,
-    zeta: float | int = 0.5,
-    generator: torch.Generator | None = None,
-    clip: Clip = None,
-) -> Float[Tensor, "b {n} *shape2"]:
+@sampler
+def dps(chain: Chain, *, steps: int = 1000, zeta: float | int = 0.5) -> Tensor:
     """`n` samples of every `y`. Defaults: the published settings for inpainting."""
-    check_noise_free(measurement, "dps")
-    times = spaced_times(len(denoise.alpha_bar), steps)
-    known = spread(y, n)
-    x = normal_like(spread(measurement.naive(y), n), generator)
-    for t, t_next in pairwise(times):
-        alpha, alpha_next = (alpha_at(denoise.alpha_bar, level) for level in (t, t_next))
-        x0, slope = _estimate(denoise, measurement, x, t, known, clip)
+    see = chain.measurement
+    seen = see(see.naive(chain.known))
+    x = chain.noise()
+    for t, alpha, alpha_next in chain.moves(spaced_times(chain.levels, steps)):
+        x0, slope = _estimate(chain, x, t, seen)
         variance = (1 - alpha_next) / (1 - alpha) * (1 - alpha / alpha_next)
         mean = math.sqrt(alpha_next) * x0
         mean = mean + math.sqrt(max(1 - alpha_next - variance, 0.0)) * noise_in(x, x0, alpha)
-        x = mean + math.sqrt(variance) * normal_like(x, generator) - zeta * slope
-    return gather(measurement.impose(x, known), n)
+        x = mean + math.sqrt(variance) * chain.noise() - zeta * slope
+    return chain.impose(x)
 
 
-def _estimate(
-    denoise: Denoiser, measurement: Measurement, x: Tensor, t: int, known: Tensor, clip: Clip
-) -> tuple[Tensor, Tensor]:
+@torch.enable_grad()
+def _estimate(chain: Chain, x: Tensor, t: int, seen: Tensor) -> tuple[Tensor, Tensor]:
     """The clean image and the gradient of each sample's own residual."""
-    with torch.enable_grad():
-        x = x.detach().requires_grad_()
-        x0 = clamp(denoise(x, t), clip)
-        residual = measurement(x0) - measurement(measurement.naive(known))
-        squares = residual.flatten(1).square().sum(dim=1)
-        norms = squares.clamp_min(torch.finfo(squares.dtype).tiny).sqrt()
-        (slope,) = torch.autograd.grad(norms.sum(), x)
+    x = x.detach().requires_grad_()
+    x0 = chain.estimate(x, t)
+    squares = (chain.measurement(x0) - seen).flatten(1).square().sum(dim=1)
+    norms = squares.clamp_min(torch.finfo(squares.dtype).tiny).sqrt()
+    (slope,) = torch.autograd.grad(norms.sum(), x)
     return x0.detach(), slope

@@ -13,11 +13,14 @@ schedules in float64 and carry all samples of all measurements in one batch.
 """
 
 import math
-from collections.abc import Callable
-from typing import Protocol, runtime_checkable
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial, wraps
+from itertools import pairwise
+from types import FunctionType
+from typing import Any, Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from posterior_trees.errors import InputError
@@ -38,23 +41,21 @@ class Denoiser(Protocol):
     def __call__(self, x_t: Tensor, t: int) -> Tensor: ...
 
 
-def linear_alpha_bar(
-    levels: int = 1000, first: float = 1e-4, last: float = 0.02
-) -> Float[Tensor, "t"]:
+def linear_alpha_bar(levels: int = 1000) -> Float[Tensor, "t"]:
     r"""$\bar\alpha$ of the linear schedule of DDPM, $\beta$ from 1e-4 to 0.02 over 1000 levels and
     scaled by $1000/T$ for another number of them."""
     if levels < 2:
         raise InputError(f"levels is {levels}; a diffusion process needs at least 2 noise levels")
     scale = 1000 / levels
-    beta = torch.linspace(first * scale, last * scale, levels, dtype=torch.float64)
+    beta = torch.linspace(1e-4 * scale, 0.02 * scale, levels, dtype=torch.float64)
     return (1 - beta.clamp_max(0.999)).cumprod(dim=0)
 
 
-def cosine_alpha_bar(levels: int = 1000, offset: float = 0.008) -> Float[Tensor, "t"]:
+def cosine_alpha_bar(levels: int = 1000) -> Float[Tensor, "t"]:
     r"""$\bar\alpha$ of the cosine schedule, $\beta_t = \min(1 - f(t+1)/f(t), 0.999)$ with
-    $f(t) = \cos^2\bigl(\tfrac{t/T + s}{1 + s} \tfrac\pi2\bigr)$."""
+    $f(t) = \cos^2\bigl(\tfrac{t/T + s}{1 + s} \tfrac\pi2\bigr)$ and $s = 0.008$."""
     t = torch.arange(levels + 1, dtype=torch.float64) / levels
-    f = ((t + offset) / (1 + offset) * math.pi / 2).cos().square()
+    f = ((t + 0.008) / 1.008 * math.pi / 2).cos().square()
     return (f[1:] / f[:-1]).clamp_min(0.001).cumprod(dim=0)
 
 
@@ -72,11 +73,9 @@ def spaced_times(levels: int, steps: int) -> list[int]:
 
 
 def travel_times(levels: int, length: int, repeat: int) -> list[int]:
-    """The levels that resampling visits, −1 last (RePaint's jumps, DDNM's time travel).
-
-    Levels 0, L, 2L, … below `levels` − L are passed `repeat` times: whenever a step down arrives at
-    one of them for the first `repeat` − 1 times, the chain goes up L levels again.
-    """
+    """The levels that resampling visits, −1 last (RePaint's jumps, DDNM's time travel). Levels 0,
+    L, 2L, … below `levels` − L are passed `repeat` times: whenever a step down arrives at one of
+    them for the first `repeat` − 1 times, the chain goes up L levels again."""
     if length < 1 or repeat < 1:
         raise InputError(f"jumps of length {length}, {repeat} times: both must be at least 1")
     returns = dict.fromkeys(range(0, levels - length, length), repeat - 1)
@@ -94,37 +93,66 @@ def noise_in(x_t: Tensor, x0: Tensor, alpha: float) -> Tensor:
     return (x_t - math.sqrt(alpha) * x0) / math.sqrt(1 - alpha)
 
 
-def normal_like(x: Tensor, generator: torch.Generator | None) -> Tensor:
-    """Standard normal numbers, drawn where the generator lives."""
-    device = x.device if generator is None else generator.device
-    return torch.randn(x.shape, dtype=x.dtype, device=device, generator=generator).to(x.device)
+class Chain:
+    """What a sampler walks on: the samples of all measurements are one batch, `known` holds the
+    measurement of each, and `plain` its naive image."""
 
-
-def clamp(x0: Tensor, clip: Clip) -> Tensor:
-    return x0 if clip is None else x0.clamp(*clip)
-
-
-def spread(y: Float[Tensor, "b *shape"], n: int) -> Float[Tensor, "bn *shape"]:
-    """Every measurement `n` times, for a batch of all samples."""
-    if n < 1:
-        raise InputError(f"n is {n}; draw at least one sample")
-    return y.repeat_interleave(n, dim=0)
-
-
-def gather(x: Float[Tensor, "bn *shape"], n: int) -> Float[Tensor, "b n *shape"]:
-    """Undo `spread`: the samples of every measurement."""
-    return x.unflatten(0, (-1, n))
-
-
-def check_noise_free(measurement: Measurement, name: str) -> None:
-    """Refuse measurements that tell nothing for sure: there is no {A x = y} to project on."""
-    if not measurement.is_exact:
-        kind = type(measurement).__name__
-        remedy = "`denoising`" if measurement.is_random else "`conditional`"
-        raise InputError(
-            f"{name} needs a measurement without noise that can be imposed on an image "
-            f"(Inpaint, Colorize, Downsample), not {kind}; use {remedy}"
+    def __init__(
+        self, denoise: Denoiser, measurement: Measurement, y: Float[Tensor, "b *shape"], n: int,
+        generator: torch.Generator | None, clip: Clip,
+    ) -> None:  # fmt: skip
+        if n < 1:
+            raise InputError(f"n is {n}; draw at least one sample")
+        self.denoise, self.measurement = denoise, measurement
+        self.generator, self.clip = generator, clip
+        self.alpha_bar, self.levels = denoise.alpha_bar, len(denoise.alpha_bar)
+        self.alpha = partial(alpha_at, denoise.alpha_bar)
+        self.known, self.plain = (
+            image.repeat_interleave(n, dim=0) for image in (y, measurement.naive(y))
         )
+
+    def noise(self) -> Float[Tensor, "bn *shape"]:
+        """Standard normal numbers, drawn where the generator lives."""
+        like = self.plain
+        device = like.device if self.generator is None else self.generator.device
+        z = torch.randn(like.shape, dtype=like.dtype, device=device, generator=self.generator)
+        return z.to(like.device)
+
+    def estimate(self, x: Float[Tensor, "bn *shape"], t: int) -> Float[Tensor, "bn *shape"]:
+        return self.clamp(self.denoise(x, t))
+
+    def clamp(self, x0: Float[Tensor, "bn *shape"]) -> Float[Tensor, "bn *shape"]:
+        return x0 if self.clip is None else x0.clamp(*self.clip)
+
+    def impose(self, x: Float[Tensor, "bn *shape"]) -> Float[Tensor, "bn *shape"]:
+        return self.measurement.impose(x, self.known)
+
+    def moves(self, times: Sequence[int]) -> Iterator[tuple[int, float, float]]:
+        r"""The levels but the last one, each with its $\bar\alpha$ and that of the next."""
+        return ((t, self.alpha(t), self.alpha(t_next)) for t, t_next in pairwise(times))
+
+
+def sampler(walk: FunctionType, is_exact: bool = True) -> Callable[..., Tensor]:
+    """A sampler: draws `n` samples of every `y`, by what `walk` makes of their chain and its
+    options; `is_exact`, of measurements that can be imposed on an image only."""
+
+    @wraps(walk)
+    @torch.no_grad()
+    def draw(
+        denoise: Denoiser, measurement: Measurement, y: Float[Tensor, "b *shape"], n: int, *,
+        generator: torch.Generator | None = None, clip: Clip = None, **options: Any,
+    ) -> Float[Tensor, "b {n} *shape2"]:  # fmt: skip
+        if is_exact and not measurement.is_exact:  # there is no {A x = y} to project on
+            kind = type(measurement).__name__
+            remedy = "`denoising`" if measurement.is_random else "`conditional`"
+            raise InputError(
+                f"{walk.__name__} needs a measurement without noise that can be imposed on an "
+                f"image (Inpaint, Colorize, Downsample), not {kind}; use {remedy}"
+            )
+        chain = Chain(denoise, measurement, y, n, generator, clip)
+        return walk(chain, **options).unflatten(0, (-1, n))
+
+    return draw
 
 
 def seen_noise(measurement: Measurement, noise: float | int) -> float:
@@ -132,19 +160,3 @@ def seen_noise(measurement: Measurement, noise: float | int) -> float:
     if noise < 0:
         raise InputError(f"noise is {noise}; a standard deviation is 0 or more")
     return noise / math.sqrt(measurement.gain)
-
-
-def condition(denoise: Callable, measurement: Measurement, y: Tensor) -> Callable:
-    """The conditional denoiser as a function of `(x_t, t)`: `denoise.given(measurement, y)` where
-    there is such a method, else `denoise(x_t, t, y)`."""
-    given = getattr(denoise, "given", None)
-    if given is not None:
-        return given(measurement, y)
-    return lambda x_t, t: denoise(x_t, t, y)
-
-
-def nearest_level(alpha_bar: Float[Tensor, "t"], sigma: float) -> Int[Tensor, ""]:
-    r"""The level whose noise $\sqrt{(1-\bar\alpha)/\bar\alpha}$, relative to the image, is nearest
-    to `sigma` (in ratio)."""
-    levels = ((1 - alpha_bar) / alpha_bar).sqrt()
-    return (levels.log() - math.log(sigma)).abs().argmin()

@@ -22,58 +22,37 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from posterior_trees.baselines.process import (
-    Clip,
-    Denoiser,
-    clamp,
-    gather,
-    normal_like,
-    spread,
-    travel_times,
-)
+from posterior_trees.baselines.process import Chain, sampler, travel_times
 from posterior_trees.errors import InputError
-from posterior_trees.measure import Inpaint, Measurement
+from posterior_trees.measure import Inpaint
 
 
-@torch.no_grad()
-def repaint(
-    denoise: Denoiser,
-    measurement: Measurement,
-    y: Float[Tensor, "b *shape"],
-    n: int,
-    *,
-    steps: int = 250,
-    jump: int = 10,
-    resamplings: int = 10,
-    generator: torch.Generator | None = None,
-    clip: Clip = None,
-) -> Float[Tensor, "b {n} *shape"]:
+@sampler
+def repaint(chain: Chain, *, steps: int = 250, jump: int = 10, resamplings: int = 10) -> Tensor:
     """`n` samples of every `y`, all of which agree with it. Defaults: the published settings."""
+    measurement = chain.measurement
     if not isinstance(measurement, Inpaint):
         raise InputError(
             f"repaint pastes known pixels: it needs Inpaint, not {type(measurement).__name__}; "
             "use ddnm, ddrm or conditional"
         )
-    levels, alphas = respace(denoise.alpha_bar, steps)
-    known = spread(y, n)
-    x = normal_like(known, generator)
-    visits = travel_times(steps, jump, resamplings)
-    for number, (i, i_next) in enumerate(pairwise(visits)):
+    levels, alphas = respace(chain.alpha_bar, steps)
+    x = chain.noise()
+    for number, (i, i_next) in enumerate(pairwise(travel_times(steps, jump, resamplings))):
         alpha, before = alphas[max(i, i_next) + 1], alphas[max(i, i_next)]
         beta = 1 - alpha / before
         if i_next > i:
-            x = math.sqrt(1 - beta) * x + math.sqrt(beta) * normal_like(x, generator)
+            x = math.sqrt(1 - beta) * x + math.sqrt(beta) * chain.noise()
             continue
         if number:
-            noise = math.sqrt(1 - alpha) * normal_like(x, generator)
-            x = measurement.impose(x, math.sqrt(alpha) * known + noise)
-        x0 = clamp(denoise(x, levels[i]), clip)
+            noise = math.sqrt(1 - alpha) * chain.noise()
+            x = measurement.impose(x, math.sqrt(alpha) * chain.known + noise)
+        x0 = chain.estimate(x, levels[i])
         x = beta * math.sqrt(before) * x0 + (1 - before) * math.sqrt(1 - beta) * x
         x = x / (1 - alpha)
         if i > 0:
-            deviation = math.sqrt(beta * (1 - before) / (1 - alpha))
-            x = x + deviation * normal_like(x, generator)
-    return gather(measurement.impose(x, known), n)
+            x = x + math.sqrt(beta * (1 - before) / (1 - alpha)) * chain.noise()
+    return chain.impose(x)
 
 
 def respace(alpha_bar: Float[Tensor, "t"], steps: int) -> tuple[list[int], list[float]]:

@@ -13,7 +13,7 @@ from jaxtyping import Float, Integer, UInt8, UInt16
 from torch import Tensor
 
 from posterior_trees.errors import DataError, plural
-from posterior_trees.imaging.pixels import signed, to_float, unsigned
+from posterior_trees.imaging.adjust import signed, to_float, unsigned
 
 Stored = UInt8[Tensor, "n _ h w"] | UInt16[Tensor, "n _ h w"]
 Batch = tuple[Float[Tensor, "b _ h w"], Float[Tensor, "b _ h w"] | None]

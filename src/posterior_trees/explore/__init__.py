@@ -1,5 +1,4 @@
 """Trees as web pages that a person can walk: saved, served, and shown in notebooks."""
 
 from posterior_trees.explore.content import Measure, describe_trees
-from posterior_trees.explore.export import page, save_page
-from posterior_trees.explore.notebook import repr_html, show
+from posterior_trees.explore.export import page, repr_html, save_page, show

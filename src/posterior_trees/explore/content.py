@@ -43,7 +43,6 @@ from PIL import Image
 from torch import Tensor
 
 from posterior_trees.errors import InputError, plural
-from posterior_trees.imaging.pixels import visible
 from posterior_trees.imaging.size import shrink
 from posterior_trees.predictor.growth import Growth
 from posterior_trees.tree import Tree
@@ -58,30 +57,23 @@ Measure = Callable[[Tensor], float]
 
 
 def describe_trees(
-    trees: Tree,
-    *,
-    inputs: Float[Tensor, "_ _ _ _"] | None = None,
-    truths: Float[Tensor, "_ _ _ _"] | None = None,
-    names: Sequence[str] | None = None,
-    rivals: Mapping[str, Tree] | None = None,
-    measures: Mapping[str, Measure] | None = None,
+    trees: Tree, *, inputs: Float[Tensor, "_ _ _ _"] | None = None,
+    truths: Float[Tensor, "_ _ _ _"] | None = None, names: Sequence[str] | None = None,
+    rivals: Mapping[str, Tree] | None = None, measures: Mapping[str, Measure] | None = None,
     side: int | None = None,
-) -> list[dict]:
-    """One example of the page for each tree.
-
-    `inputs` are the measurements y, `truths` the clean images x if they are known; the page hides
-    them until the reader asks. `rivals` are other methods' trees of the same inputs, by the
-    method's name, and `measures` functions of an image, shown as distributions over the leaves.
-    Pictures are shown shrunk to `side` pixels, if that is given; measures and the truth's path are
-    those of the whole ones.
-    """
+) -> list[dict]:  # fmt: skip
+    """One example of the page for each tree. `inputs` are the measurements y, `truths` the clean
+    images x if they are known; the page hides them until the reader asks. `rivals` are other
+    methods' trees of the same inputs, by the method's name, and `measures` functions of an image,
+    shown as distributions over the leaves. Pictures are shown shrunk to `side` pixels, if that is
+    given; measures and the truth's path are those of the whole ones."""
     rivals, measures = rivals or {}, measures or {}
     _check(trees, inputs=inputs, truths=truths, names=names, rivals=rivals)
     names = [f"Example {i + 1}" for i in range(len(trees))] if names is None else names
     examples = []
     for i, (tree, name) in enumerate(zip(trees, names, strict=True)):
         x = None if truths is None else truths[i]
-        example = {
+        examples.append({
             "name": name,
             "size": list(shrink(tree.root[0], side).shape[1:] if side else trees.shape[1:]),
             "input": None if inputs is None else to_png(inputs[i], f"the input of {name!r}", side),
@@ -92,19 +84,14 @@ def describe_trees(
                 | _describe(rival[i], f"{method} of {name}", x, measures, side)
                 for method, rival in rivals.items()
             ],
-        }
-        examples.append(example)
+        })  # fmt: skip
     return examples
 
 
 def _describe(
-    tree: Tree,
-    name: str,
-    x: Tensor | None,
-    measures: Mapping[str, Measure],
-    side: int | None,
+    tree: Tree, name: str, x: Tensor | None, measures: Mapping[str, Measure], side: int | None,
     shown: Container[tuple[int, ...]] | None = None,
-) -> dict:
+) -> dict:  # fmt: skip
     """One tree: its nodes, its measures, and where the truth goes in it; of a grown one what is not
     `shown` stands for its parent."""
     levels = []
@@ -120,14 +107,17 @@ def _describe(
             elif shown is not None and paths[node] not in shown:
                 nodes.append({"p": prob, "same": True})
             else:
-                image = to_png(tree.images[level][0, node], what, side)
-                nodes.append({"p": prob, "image": image})
+                png = to_png(tree.images[level][0, node], what, side)
+                nodes.append({"p": prob, "image": png})
         levels.append(nodes)
+    said = {} if tree.guarantee is None else {"promise": tree.guarantee.for_page(tree)}
+    if said and side and max(tree.shape[1:]) > side:
+        said["promise"].pop("boxes", None)  # a box of a shrunk picture is none of the promise's
     return {
         "truth_path": None if x is None else tree.descend(x[None].to(tree.root))[0].tolist(),
         "levels": levels,
         "measures": {str(title): _values(tree, f, str(title)) for title, f in measures.items()},
-        **_promise(tree, side),
+        **said,
     }
 
 
@@ -140,16 +130,6 @@ def describe_growth(
     truth = None if x is None else x[0]
     made = _describe(tree, "what was grown", truth, measures, None, growth.nodes)
     return made | {"branching": list(tree.branching), "grown": {"split": split}}
-
-
-def _promise(tree: Tree, side: int | None) -> dict:
-    """What is promised; a box of a shrunk picture is none of the promise's boxes."""
-    if tree.guarantee is None:
-        return {}
-    said = tree.guarantee.for_page(tree)
-    if side and max(tree.shape[1:]) > side:
-        said.pop("boxes", None)
-    return {"promise": said}
 
 
 def _values(tree: Tree, measure: Measure, title: str) -> list[float | None]:
@@ -171,6 +151,18 @@ def to_png(image: Float[Tensor, "c h w"], what: str, side: int | None = None) ->
     """An image, shrunk to `side` pixels if it is larger, as the data URL of an 8-bit PNG."""
     values = visible(shrink(image, side) if side else image, what, "a page")
     return png_url(Image.fromarray((values * 255).round().astype(np.uint8, order="C")))
+
+
+def visible(image: Float[Tensor, "c h w"], what: str, where: str) -> np.ndarray:
+    """Grey `(h, w)` or colour `(h, w, 3)` values, clipped to [0, 1]."""
+    values = image.detach().cpu().double().numpy()
+    if bad := int(values.size - np.isfinite(values).sum()):
+        raise InputError(
+            f"{what} has {bad} NaN or infinite pixels of {values.size}; "
+            f"{where} needs finite values: look for a training run that diverged"
+        )
+    values = values.clip(0.0, 1.0)
+    return values[0] if len(values) == 1 else values.transpose(1, 2, 0)
 
 
 def png_url(picture: Image.Image) -> str:

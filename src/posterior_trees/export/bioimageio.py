@@ -25,6 +25,7 @@ from posterior_trees.assets import PAPER
 from posterior_trees.errors import InputError, MissingError, need
 from posterior_trees.export.onnx import OPSET, Graph, check, trace
 from posterior_trees.imaging.adjust import Adjustment
+from posterior_trees.imaging.stored import paths_of
 from posterior_trees.predictor import TreePredictor, evaluating
 from posterior_trees.store import write_bytes
 
@@ -57,19 +58,15 @@ def save_bioimageio(
         raise InputError("--invert has no place in the format: exchange the levels' meaning first")
     _check(predictor)
     spec = _import()
-    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings(action="ignore"):
         made = _package(predictor, adjustment, Path(folder), spec)
         write_bytes(Path(file), made.read_bytes())
 
 
 def names_of(predictor: TreePredictor) -> list[str]:
     """Of the nodes: `root`, then `n_` and the path, as `n_0_1`."""
-    names, level = ["root"], [()]
-    for k in predictor.branching:
-        level = [(*path, child) for path in level for child in range(k)]
-        names += ["n_" + "_".join(map(str, path)) for path in level]
-    return names
+    return ["_".join(map(str, ("n", *path))) if path else "root"
+            for path in paths_of(predictor.branching)]  # fmt: skip
 
 
 def _package(predictor: TreePredictor, adjustment: Adjustment, folder: Path, spec: Any) -> Path:
@@ -87,7 +84,8 @@ def _package(predictor: TreePredictor, adjustment: Adjustment, folder: Path, spe
     arrays = {"input": raw, "nodes": nodes.numpy(), "probabilities": probs.numpy()}
     for name, values in arrays.items():
         np.save(folder / f"{name}.npy", values)
-    _cover(folder / "cover.png", y, nodes)
+    cover = torch.cat([y[0, 0], nodes[0, 0]], dim=1).clamp(0, 1)  # the sample and its root
+    Image.fromarray((cover * 255).round().byte().numpy()).save(folder / "cover.png")
     (folder / "README.md").write_text(_readme(predictor, adjustment), encoding="utf-8")
     model = _describe(predictor, adjustment, folder, spec)
     out = folder / "package.zip"
@@ -95,9 +93,8 @@ def _package(predictor: TreePredictor, adjustment: Adjustment, folder: Path, spe
     for form in ("onnx", "torchscript"):
         summary = spec["test"](out, weight_format=form)
         if summary.status != "passed":
-            raise InputError(
-                f"the package fails the format's own test of {form}: {summary.format()}"
-            )
+            why = summary.format()
+            raise InputError(f"the package fails the format's own test of {form}: {why}")
     return out
 
 
@@ -112,11 +109,10 @@ def _describe(predictor: TreePredictor, adjustment: Adjustment, folder: Path, sp
         place = v.SizeReference(tensor_id="input", axis_id=name)
         return v.SpaceOutputAxis(id=name, size=place)
 
+    gain, offset = 1 / (high - low), -low / (high - low)
     steps = [
         v.EnsureDtypeDescr(kwargs=v.EnsureDtypeKwargs(dtype="float32")),
-        v.ScaleLinearDescr(
-            kwargs=v.ScaleLinearKwargs(gain=1 / (high - low), offset=-low / (high - low))
-        ),
+        v.ScaleLinearDescr(kwargs=v.ScaleLinearKwargs(gain=gain, offset=offset)),
         v.ClipDescr(kwargs=v.ClipKwargs(min=0.0, max=1.0)),
     ]
     inputs = v.InputTensorDescr(
@@ -126,41 +122,30 @@ def _describe(predictor: TreePredictor, adjustment: Adjustment, folder: Path, sp
         test_tensor=v.FileDescr(source=folder / "input.npy"),
         preprocessing=steps,
     )  # fmt: skip
-    nodes = v.OutputTensorDescr(
-        id="nodes",
-        axes=[v.BatchAxis(), v.ChannelAxis(channel_names=names), space("y"), space("x")],
-        test_tensor=v.FileDescr(source=folder / "nodes.npy"),
-    )
-    probs = v.OutputTensorDescr(
-        id="probabilities",
-        axes=[v.BatchAxis(), v.ChannelAxis(channel_names=names)],
-        test_tensor=v.FileDescr(source=folder / "probabilities.npy"),
-    )
+    channels = [v.BatchAxis(), v.ChannelAxis(channel_names=names)]
+    outputs = [
+        v.OutputTensorDescr(id=name, axes=[*channels, *sides],
+                            test_tensor=v.FileDescr(source=folder / f"{name}.npy"))
+        for name, sides in (("nodes", (space("y"), space("x"))), ("probabilities", ()))
+    ]  # fmt: skip
     terms = predictor.about.get("terms") or ""
     licence = next((spdx for words, spdx in LICENCES.items() if words in terms), None)
+    facts = {"branching": list(predictor.branching), "nodes": names, "terms": terms}
+    onnx = v.OnnxWeightsDescr(source=folder / "weights.onnx", opset_version=OPSET,
+                              parent="torchscript")  # fmt: skip
+    version = torch.__version__.partition("+")[0]
+    script = v.TorchscriptWeightsDescr(source=folder / "weights.pt", pytorch_version=version)
     return v.ModelDescr(
         name=f"Posterior tree {predictor.name or 'of my own'}".replace("_", " "),
         description="A tree of answers: the mean, its branches, and their probabilities",
-        authors=[v.Author(name="The Posterior Trees developers")],
+        authors=[v.Author(name="The Posterior Trees developers")], license=licence,
         cite=[v.CiteEntry(text=PAPER, doi="10.48550/arXiv.2405.15719")],
-        license=licence,
         documentation=v.FileDescr(source=folder / "README.md"),
         covers=[v.FileDescr(source=folder / "cover.png")],
-        tags=["posterior-trees", "uncertainty", "image-restoration"],
-        inputs=[inputs],
-        outputs=[nodes, probs],
-        config=v.Config(
-            posterior_trees={"branching": list(predictor.branching), "nodes": names, "terms": terms}
-        ),
-        weights=v.WeightsDescr(
-            onnx=v.OnnxWeightsDescr(
-                source=folder / "weights.onnx", opset_version=OPSET, parent="torchscript"
-            ),
-            torchscript=v.TorchscriptWeightsDescr(
-                source=folder / "weights.pt", pytorch_version=torch.__version__.partition("+")[0]
-            ),
-        ),
-    )
+        tags=["posterior-trees", "uncertainty", "image-restoration"], inputs=[inputs],
+        outputs=outputs, config=v.Config(posterior_trees=facts),
+        weights=v.WeightsDescr(onnx=onnx, torchscript=script),
+    )  # fmt: skip
 
 
 def _readme(predictor: TreePredictor, adjustment: Adjustment) -> str:
@@ -224,23 +209,14 @@ def _sample(predictor: TreePredictor, low: float, high: float) -> Float[np.ndarr
     return (low + field * (high - low)).astype(np.float32)[None, None]
 
 
-def _cover(file: Path, y: Tensor, nodes: Tensor) -> None:
-    """The sample and its root, side by side."""
-    pair = torch.cat([y[0, 0], nodes[0, 0]], dim=1).clamp(0, 1)
-    Image.fromarray((pair * 255).round().byte().numpy()).save(file)
-
-
-def _check_pydantic(version: str) -> None:
+def _import() -> dict[str, Any]:
+    find = partial(need, purpose="writing bioimage.io packages", extra="bioimageio")
+    version = find("pydantic").VERSION
     if tuple(map(int, version.split(".")[:2])) >= (2, 14):
         raise MissingError(
             f"bioimageio.spec 0.5.12 cannot write packages with pydantic {version}: "
             'pip install "pydantic<2.14", in an environment of its own'
         )
-
-
-def _import() -> dict[str, Any]:
-    find = partial(need, purpose="writing bioimage.io packages", extra="bioimageio")
-    _check_pydantic(find("pydantic").VERSION)
     core, spec = find("bioimageio.core"), find("bioimageio.spec")
     v0_5 = find("bioimageio.spec.model.v0_5")
     return {"v0_5": v0_5, "save": spec.save_bioimageio_package, "test": core.test_model}

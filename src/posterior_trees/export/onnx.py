@@ -66,16 +66,14 @@ def save_onnx(predictor: TreePredictor, file: str | PathLike[str]) -> None:
 
 def trace(predictor: TreePredictor, graph: nn.Module, names: list[str]) -> Any:
     """The ONNX program of a graph around the predictor, with sizes free where its are."""
+    # Sides and batch must differ from each other and from 1, or the exporter takes them for fixed.
+    size = predictor.measurement.size or (2 * predictor.multiple, 3 * predictor.multiple)
+    y = torch.rand(2, predictor.measurement.channels(predictor.channels), *size)
     with quiet(), torch.no_grad(), evaluating(predictor):
         return torch.onnx.export(
-            graph.eval(),
-            (example(predictor),),
-            dynamo=True,
-            opset_version=OPSET,
-            input_names=["y"],
-            output_names=names,
-            dynamic_shapes=(_free_axes(predictor),),
-        )
+            graph.eval(), (y,), dynamo=True, opset_version=OPSET,
+            input_names=["y"], output_names=names, dynamic_shapes=(_free_axes(predictor),),
+        )  # fmt: skip
 
 
 def output_names(predictor: TreePredictor) -> list[str]:
@@ -105,20 +103,15 @@ def properties(predictor: TreePredictor) -> dict[str, str]:
 
 def usage(predictor: TreePredictor) -> str:
     """How to use the file, in six lines."""
+    sides = ", ".join(map(str, predictor.measurement.size))
+    size = f"{sides})" if sides else f"h, w), h and w multiples of {predictor.multiple}"
     channels = predictor.measurement.channels(predictor.channels)
-    step = predictor.multiple
-    size = ", ".join(map(str, predictor.measurement.size)) or f"h, w), h and w multiples of {step}"
-    return "\n".join(
-        [
-            "import onnxruntime",
-            'session = onnxruntime.InferenceSession("model.onnx")',
-            f"# y: float32 in [0, 1], (batch, {channels}, {size}"
-            + (")" if predictor.measurement.size else ""),
-            'root, leaves, p = session.run(["level_0", "leaves", "probabilities"], {"y": y})',
-            "# children of node i of a level: nodes K*i … K*i+K-1 of the next, K the branching",
-            "# images are not clipped: leaves[b, n] is plausible with probability p[b, n]",
-        ]
-    )
+    return f"""import onnxruntime
+session = onnxruntime.InferenceSession("model.onnx")
+# y: float32 in [0, 1], (batch, {channels}, {size}
+root, leaves, p = session.run(["level_0", "leaves", "probabilities"], {{"y": y}})
+# children of node i of a level: nodes K*i … K*i+K-1 of the next, K the branching
+# images are not clipped: leaves[b, n] is plausible with probability p[b, n]"""
 
 
 def describe_graph(predictor: TreePredictor) -> str:
@@ -126,12 +119,6 @@ def describe_graph(predictor: TreePredictor) -> str:
     size = predictor.measurement.size
     sides = f"{size[0]}×{size[1]}" if size else f"h×w in multiples of {predictor.multiple}"
     return f"y (any batch, {sides}) → {', '.join(output_names(predictor))}"
-
-
-def example(predictor: TreePredictor) -> Tensor:
-    # Sides and batch must differ from each other and from 1, or the exporter takes them for fixed.
-    size = predictor.measurement.size or (2 * predictor.multiple, 3 * predictor.multiple)
-    return torch.rand(2, predictor.measurement.channels(predictor.channels), *size)
 
 
 def _free_axes(predictor: TreePredictor) -> dict[int, Any]:
@@ -166,13 +153,9 @@ def quiet():
     log = logging.getLogger("torch.onnx")
     level = log.level
     log.setLevel(logging.ERROR)
+    said = io.StringIO()
     try:
-        with (
-            warnings.catch_warnings(),
-            redirect_stdout(io.StringIO()),
-            redirect_stderr(io.StringIO()),
-        ):
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(action="ignore"), redirect_stdout(said), redirect_stderr(said):
             yield
     finally:
         log.setLevel(level)

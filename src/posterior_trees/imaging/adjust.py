@@ -28,7 +28,6 @@ from torch import Tensor
 
 from posterior_trees.errors import DataError, InputError
 from posterior_trees.imaging.decode import Stored
-from posterior_trees.imaging.pixels import to_float
 from posterior_trees.predictor import Predictor
 
 SLACK = 0.001
@@ -94,12 +93,9 @@ def _unit(stored: np.ndarray, name: str) -> np.ndarray:
 
 
 def describe_misfit(
-    stored: Stored,
-    done: Adjustment,
-    model: Predictor,
-    see: Callable[[Float[Tensor, "1 _ h w"]], Tensor],
-    is_imported: bool = False,
-) -> str:
+    stored: Stored, done: Adjustment, model: Predictor,
+    see: Callable[[Float[Tensor, "1 _ h w"]], Tensor], is_imported: bool = False,
+) -> str:  # fmt: skip
     """Why a picture may not be what the model was trained on, and what would help; empty if it fits
     or nobody knows. `see` gives the measurement of an adjusted picture. What was made of a digit
     or a drawing (`is_imported`) has the right black and white."""
@@ -142,10 +138,9 @@ def _remedies(stored: Stored, done: Adjustment) -> Iterator[tuple[str, Adjustmen
         yield text, done._replace(levels=own)
         text = f"{text[:-1]} --gamma {other:g})"
         yield text, done._replace(levels=own, gamma=other)
-    if done.levels is None and is_dim:
-        yield inverted
     if done.levels is not None:
         yield f"Another gamma (--gamma {other:g})", done._replace(gamma=other)
+    if done.levels is not None or is_dim:
         yield inverted
 
 
@@ -158,3 +153,21 @@ def _own_levels(stored: np.ndarray) -> tuple[float, float] | None:
 
 def _numbers(values: Sequence[float]) -> list[str]:
     return [f"{value:.4g}" if abs(value) < 1000 else f"{value:.0f}" for value in values]
+
+
+def to_float(stored: Tensor) -> Float[Tensor, "..."]:
+    """Integers → float32 in [0, 1]; 16-bit ones come signed or unsigned."""
+    if stored.dtype == torch.uint8:
+        return stored.to(torch.float32).div_(255)
+    bits = signed(stored).to(torch.int32).bitwise_and_(0xFFFF)
+    return bits.to(torch.float32).div_(65535)
+
+
+def signed(stored: Tensor) -> Tensor:
+    """The same bits under a type that every device can index: torch's uint16 can do little."""
+    return stored.view(torch.int16) if stored.dtype == torch.uint16 else stored
+
+
+def unsigned(stored: Tensor) -> Tensor:
+    """16 bits as torch's uint16 again."""
+    return stored.view(torch.uint16) if stored.dtype == torch.int16 else stored

@@ -32,16 +32,8 @@ FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 
 Image.init()  # Pillow knows the less common of them only after this
 
-UNREADABLE = (
-    OSError,
-    SyntaxError,
-    ValueError,
-    EOFError,
-    LookupError,
-    TypeError,
-    OverflowError,
-    struct.error,
-)
+UNREADABLE = (OSError, SyntaxError, ValueError, EOFError, LookupError, TypeError, OverflowError,
+              struct.error)  # fmt: skip
 """What Pillow raises on damaged files."""
 
 
@@ -75,9 +67,8 @@ def read_header(file: BufferedReader | BytesIO, name: str) -> Header:
         if image.getexif().get(0x0112) in SIDEWAYS:
             width, height = height, width
         is_grey = image.mode in ("1", "L", "LA", "La") or image.mode[0] in "IF"
-        header = Header(height, width, image.mode.startswith("I"), 1 if is_grey else 3)
         _refuse_more(image, name)
-        return header
+        return Header(height, width, image.mode.startswith("I"), 1 if is_grey else 3)
 
 
 def decode(
@@ -94,12 +85,9 @@ def decode(
 
 
 def decode_raw(
-    file: BufferedReader | BytesIO,
-    name: str,
-    channels: int,
-    size: tuple[int, ...] = (),
+    file: BufferedReader | BytesIO, name: str, channels: int, size: tuple[int, ...] = (),
     is_cut: bool = True,
-) -> Stored:
+) -> Stored:  # fmt: skip
     """The same, but numbers that are not of 8 or 16 bits come as float32, whatever their range, and
     unless `is_cut` the whole image becomes `size`, not its centre."""
     with errors_name(name), Image.open(file, formats=FORMATS) as image:

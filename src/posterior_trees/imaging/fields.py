@@ -61,15 +61,14 @@ def _fields_of(path: Path, only: str | None, names: re.Pattern[str]) -> Iterator
     elif not path.is_dir():
         yield _named(path, names)
     else:
-        found = [p for p in path.iterdir() if not p.name.startswith(".") and _is_picture(p)]
+        files = (p for p in path.iterdir() if not p.name.startswith("."))
+        found = [p for p in files if is_zarr(p) or (p.is_file() and p.suffix.lower() in ENDINGS)]
         chosen = [p for p in found if only is None or fnmatchcase(p.name, only)]
         if not chosen:
             why = f"; none of {len(found)} fits --filter {only}" if found else ""
             raise DataError(f"{path} is a folder without pictures{why}. Name another")
         for picture in sorted(chosen, key=_natural):
-            yield from (
-                _fields_of_zarr(picture, names) if picture.is_dir() else [_named(picture, names)]
-            )
+            yield from _fields_of(picture, only, names)
 
 
 def _fields_of_zarr(path: Path, names: re.Pattern[str]) -> Iterator[Field]:
@@ -106,10 +105,6 @@ def _named(path: Path, names: re.Pattern[str]) -> Field:
     found = names.search(path.name)
     groups = found.groupdict(default="") if found else {}
     return Field(path, stem_of(path), "", groups.get("well", ""), groups.get("site", ""))
-
-
-def _is_picture(path: Path) -> bool:
-    return path.suffix.lower() in ENDINGS if path.is_file() else is_zarr(path)
 
 
 def _natural(path: Path) -> list[tuple[int, str]]:

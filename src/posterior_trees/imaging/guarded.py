@@ -21,14 +21,7 @@ import numpy as np
 from PIL import Image
 
 from posterior_trees.errors import DataError
-from posterior_trees.imaging.decode import (
-    FORMATS,
-    Header,
-    Stored,
-    decode_raw,
-    errors_name,
-    read_header,
-)
+from posterior_trees.imaging import decode
 from posterior_trees.imaging.stack import damage_named, need
 
 SECONDS, GIGABYTES = 20.0, 4.0
@@ -43,14 +36,14 @@ def picture_size(content: bytes, name: str) -> tuple[int, int]:
     return height, width
 
 
-def picture_header(content: bytes, name: str) -> Header:
+def picture_header(content: bytes, name: str) -> decode.Header:
     """`decode.read_header`, of bytes that nobody trusts."""
-    return Header(*_ask("header", content, name))
+    return decode.Header(*_ask("header", content, name))
 
 
 def decode_picture(
     content: bytes, name: str, channels: int, size: tuple[int, ...] = (), is_cut: bool = True
-) -> Stored:
+) -> decode.Stored:
     """`decode.decode_raw`, of bytes that nobody trusts."""
     return _ask("pixels", content, name, channels, list(size), is_cut)
 
@@ -79,15 +72,15 @@ def _ask(what: str, content: bytes, *words: Any) -> Any:
 def _do(what: str, content: bytes, name: str, *words: Any) -> Any:
     """The work itself, here or there."""
     if what == "header":
-        return read_header(BytesIO(content), name)
+        return decode.read_header(BytesIO(content), name)
     if what == "series":
         with damage_named(name), need("tifffile").TiffFile(words[0]) as file:
             return [len(series.levels) for series in file.series]
     if what == "size":
-        with errors_name(name), Image.open(BytesIO(content), formats=FORMATS) as image:
-            return image.height, image.width
+        with decode.errors_name(name), Image.open(BytesIO(content), formats=decode.FORMATS) as it:
+            return it.height, it.width
     channels, size, is_cut = words
-    return decode_raw(BytesIO(content), name, channels, tuple(size), is_cut)
+    return decode.decode_raw(BytesIO(content), name, channels, tuple(size), is_cut)
 
 
 class Worker:
@@ -110,7 +103,13 @@ class Worker:
                 send(process.stdin, {"words": words}, content)
                 answer, values = receive(process.stdout)
             except (OSError, EOFError):
-                raise self._say_why(words[1], is_late=too_late.finished.is_set()) from None
+                is_late = too_late.finished.is_set()
+                self.end()
+                limit = f"{self.seconds:g} s" if is_late else f"{self.gigabytes:g} GB"
+                raise DataError(
+                    f"{words[1]} takes more than {limit} to decode, the limit, or ends the "
+                    "decoder. Save it anew with another program, as PNG or uncompressed TIFF"
+                ) from None
             except BaseException:  # stopped in between: its answer would be the next one's
                 self.end()
                 raise
@@ -125,33 +124,18 @@ class Worker:
     def end(self) -> None:
         process, self.process = self.process, None
         if process is not None:
-            process.kill()
-            process.wait()
-            for pipe in (process.stdin, process.stdout):
-                with contextlib.suppress(OSError):
-                    pipe.close()
+            with contextlib.suppress(OSError), process:  # which closes its pipes and waits for it
+                process.kill()
 
     def _start(self) -> Any:
-        environment = os.environ | {
-            "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
-            "OMP_NUM_THREADS": "1",
-            "OPENBLAS_NUM_THREADS": "1",
-        }
-        command: list[str] = [sys.executable, "-m", __name__, str(int(self.gigabytes * 1e9))]
-        pipe = subprocess.PIPE
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
         process: Any = subprocess.Popen(
-            command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, env=environment
-        )
+            [sys.executable, "-m", __name__, str(int(self.gigabytes * 1e9))], env=environment,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
         receive(process.stdout)  # it is ready: starting is no picture's fault
         return process
-
-    def _say_why(self, name: str, is_late: bool) -> DataError:
-        self.end()
-        limit = f"{self.seconds:g} s" if is_late else f"{self.gigabytes:g} GB"
-        return DataError(
-            f"{name} takes more than {limit} to decode, the limit, or ends the decoder. Save it "
-            "anew with another program, as PNG or uncompressed TIFF"
-        )
 
 
 WORKER = Worker()
@@ -179,29 +163,29 @@ def receive(pipe: BinaryIO) -> tuple[dict[str, Any], bytes]:
 
 def serve() -> None:
     """Answer questions until there are no more, with no more memory than was said."""
+    limit = int(sys.argv[1])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for whoever asks
     with contextlib.suppress(ImportError, ValueError, OSError):
         import resource
 
-        resource.setrlimit(resource.RLIMIT_AS, (int(sys.argv[1]), int(sys.argv[1])))
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     stdin, stdout = sys.stdin.buffer, sys.stdout.buffer
     send(stdout, {})
     with contextlib.suppress(EOFError, BrokenPipeError):
         while True:
             told, content = receive(stdin)
-            name = told["words"][1]
+            what, name, *words = told["words"]
             try:
-                found = _do(told["words"][0], content, *told["words"][1:])
+                found = _do(what, content, name, *words)
             except DataError as error:
                 send(stdout, {"error": str(error)})
             except MemoryError:
-                gigabytes = int(sys.argv[1]) / 1e9
-                text = f"{name} takes more than {gigabytes:g} GB to decode, the limit"
+                text = f"{name} takes more than {limit / 1e9:g} GB to decode, the limit"
                 send(stdout, {"error": f"{text}. Make it smaller first"})
             else:
                 if isinstance(found, np.ndarray):
-                    words = {"dtype": found.dtype.str, "shape": found.shape}
-                    send(stdout, words, np.ascontiguousarray(found).data.cast("B"))
+                    form = {"dtype": found.dtype.str, "shape": found.shape}
+                    send(stdout, form, np.ascontiguousarray(found).data.cast("B"))
                 else:
                     send(stdout, {"found": list(found)})
 

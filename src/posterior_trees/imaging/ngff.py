@@ -43,17 +43,16 @@ class Frame(NamedTuple):
                 {"name": name, "type": "space", **unit} for name in names]  # fmt: skip
 
 
-def multiscales(
-    name: str, axes: list[dict[str, str]], levels: Sequence[list[dict[str, Any]]], ngff: str
-) -> dict[str, Any]:
-    """An image of these levels, each with its transformations."""
-    skipped = 3 - len(axes)
-    datasets = []
-    for i, steps in enumerate(levels):
-        mine = [{**s, s["type"]: s[s["type"]][skipped:]} for s in steps]
-        datasets.append({"path": str(i), "coordinateTransformations": mine})
+def write_image(
+    folder: Path, name: str, axes: list[dict[str, str]], levels: Sequence[list[dict[str, Any]]],
+    facts: dict[str, Any], ngff: str, **more: Any,
+) -> None:  # fmt: skip
+    """The metadata of an image whose levels have these transformations; `facts` are others."""
+    mine = [[{**s, s["type"]: s[s["type"]][-len(axes) :]} for s in steps] for steps in levels]
+    datasets = [{"path": str(i), "coordinateTransformations": s} for i, s in enumerate(mine)]
     image: dict[str, Any] = {"name": name, "axes": axes, "datasets": datasets}
-    return {"multiscales": [image if ngff == "0.5" else image | {"version": ngff}]}
+    image |= {} if ngff == "0.5" else {"version": ngff}
+    write_group(folder, {"multiscales": [image]} | facts, ngff, **more)
 
 
 def omero(labels: Sequence[str], value_of_one: float | int) -> dict[str, Any]:

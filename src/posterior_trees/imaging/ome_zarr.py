@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from posterior_trees.errors import DataError
-from posterior_trees.imaging.stack import Stack, check_chunk, damage_named, micrometres, need
+from posterior_trees.imaging.stack import Stack, check_chunk, damage_named, need, pixel_of
 
 METADATA = ("zarr.json", ".zattrs", ".zgroup", ".zarray")
 
@@ -85,16 +85,14 @@ def _describe(path: Path, facts: dict[str, Any], zarr: ModuleType) -> Stack:
     steps = [*first.get("coordinateTransformations", ()),
              *image.get("coordinateTransformations", ())]  # fmt: skip
     factors = np.prod([step["scale"] for step in steps if step["type"] == "scale"], axis=0)
-    y, x = (
-        micrometres(float(np.broadcast_to(factors, len(axes))[place]), axes[place].get("unit"))
-        for place in (letters.index("Y"), letters.index("X"))
-    )
+    factors = np.broadcast_to(factors, len(axes)).tolist()
+    sides = ((factors[i], axes[i].get("unit")) for i in map(letters.index, "YX"))
     names = tuple(str(c.get("label", "")) for c in (facts.get("omero") or {}).get("channels", ()))
     version = facts.get("version") or image.get("version") or "0.4"
     return Stack(
         str(path), f"OME-Zarr {version}", letters, tuple(array.shape), np.dtype(array.dtype),
         read, lambda: None, stamp_of(path), names,
-        None if y is None or x is None else (y, x), len(image["datasets"]),
+        pixel_of(*sides), len(image["datasets"]),
     )  # fmt: skip
 
 

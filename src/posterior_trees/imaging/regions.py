@@ -13,8 +13,6 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 from torch.nn import functional as F
 
-from posterior_trees.imaging.otsu import otsu
-
 SMALLEST = 25
 """Pixels of the smallest nucleus; in our BBBC022 fields the median nucleus has about 180."""
 FAINTEST = 0.2
@@ -25,15 +23,38 @@ REACH = 4 * BRIDGE
 """Pixels from a region's core that are still its own: long thin strokes are none, and take long."""
 LEAST = 10
 """Regions of an image that have a median worth knowing."""
+BINS = 256
+"""Of the histogram by which a threshold is chosen."""
 SIDE = 1024
 """Pixels of the longest side whose median is looked at, in the middle of a picture."""
 
 
+def otsu(values: Float[Tensor, "..."]) -> float:
+    r"""The threshold $t$ in [0, 1] that parts values best into two classes (Otsu, 1979). It
+    maximises the variance between them, $\omega(t) \, (1 - \omega(t)) \, (\mu_1(t) - \mu_0(t))^2$,
+    $\omega$ the share below $t$."""
+    return part(histogram(values))
+
+
+def histogram(values: Float[Tensor, "..."]) -> Float[Tensor, "bins"]:
+    """How many values are in each of `BINS` equal parts of [0, 1]; those of parts of a picture add
+    up."""
+    return torch.histc(values.detach().double().clamp(0, 1).flatten(), BINS, 0, 1)
+
+
+def part(histogram: Float[Tensor, "bins"]) -> float:
+    """Otsu's threshold by a histogram."""
+    share = histogram / histogram.sum()
+    centres = (torch.arange(BINS, dtype=torch.float64) + 0.5) / BINS
+    below, mass = share.cumsum(0), (share * centres).cumsum(0)
+    between = (mass[-1] * below - mass).square() / (below * (1 - below)).clamp(min=1e-12)
+    best = (between >= between.max() * (1 - 1e-9)).nonzero()[:, 0].double()
+    return (best.mean().item() + 1) / BINS  # the middle, where an empty gap makes many the best
+
+
 def label(mask: Bool[Tensor, "h w"], corners: bool = True) -> Int64[Tensor, "h w"]:
     """The number of each pixel's component, 1, 2, … by first pixel in reading order; 0 outside.
-
-    Pixels that touch at a side belong together, and unless `corners` is False at a corner too.
-    """
+    Pixels that touch at a side belong together, and unless `corners` is False at a corner too."""
     from scipy import ndimage
 
     around = ndimage.generate_binary_structure(2, 2 if corners else 1)
@@ -46,15 +67,16 @@ def sizes(labels: Int64[Tensor, "h w"]) -> Int64[Tensor, "n"]:
 
 
 def find_regions(
-    bright: Bool[Tensor, "h w"], smallest: int, bridge: int = BRIDGE, reach: int | None = None
+    bright: Bool[Tensor, "h w"], smallest: int, reach: int | None = None
 ) -> Int64[Tensor, "h w"]:
-    """Bright regions of at least `smallest` pixels, numbered from 1; 0 elsewhere.
+    """Bright regions of at least `smallest` pixels, numbered from 1; 0 elsewhere. Their edges (but
+    not the picture's) are taken off `BRIDGE` times, what is then still connected is one region, and
+    it grows back over the bright pixels around it: over all that hang together, or over those
+    within `reach` steps of what was left, which bounds the time that long thin strokes take."""
+    from scipy import ndimage
 
-    Their edges are taken off `bridge` times, what is then still connected is one region, and it
-    grows back over the bright pixels around it: over all that hang together, or over those within
-    `reach` steps of what was left, which bounds the time that long thin strokes take.
-    """
-    labels = _spread(label(_erode(bright, bridge)), bright, reach)
+    cores = ndimage.binary_erosion(bright.numpy(), None, BRIDGE, border_value=1)
+    labels = _spread(label(torch.from_numpy(cores)), bright, reach)
     is_large = torch.cat([torch.tensor([False]), sizes(labels) >= smallest])
     return (is_large.cumsum(0) * is_large)[labels]
 
@@ -66,15 +88,6 @@ def median_region(image: Float[Tensor, "h w"]) -> float | None:
     bright = image > max(otsu(image), FAINTEST)
     pixels = sizes(find_regions(bright, SMALLEST, reach=REACH))
     return pixels.double().quantile(0.5).item() if len(pixels) >= LEAST else None
-
-
-def _erode(bright: Bool[Tensor, "h w"], times: int) -> Bool[Tensor, "h w"]:
-    """Without the pixels beside dark ones, so many times; the picture's border is no edge."""
-    from scipy import ndimage
-
-    if not times:
-        return bright
-    return torch.from_numpy(ndimage.binary_erosion(bright.numpy(), None, times, border_value=1))
 
 
 def _spread(

@@ -79,7 +79,10 @@ def caption_resize(have: Sequence[int], want: Sequence[int]) -> str:
     `decode.fit` cuts where the shapes differ."""
     if tuple(have) == tuple(want):
         return ""
-    return f"{_resizing(have, want)} from {times(have)} to {times(want)} (height×width)"
+    zooms = [h / w for h, w in zip(have, want, strict=True)]
+    cut = [h / min(zooms) - w for h, w in zip(have, want, strict=True)]  # less than 1 is rounding
+    how = "cut to its centre and resized" if max(cut) >= 1 else "resized"
+    return f"{how} from {times(have)} to {times(want)} (height×width)"
 
 
 def shrink(images: Float[Tensor, "*b h w"], side: int) -> Float[Tensor, "*b h2 w2"]:
@@ -95,9 +98,3 @@ def shrink(images: Float[Tensor, "*b h w"], side: int) -> Float[Tensor, "*b h2 w
 def times(size: Sequence[int]) -> str:
     """A size in words."""
     return "×".join(map(str, size))
-
-
-def _resizing(have: Sequence[int], want: Sequence[int]) -> str:
-    zoom = min(h / w for h, w in zip(have, want, strict=True))
-    is_cut = any(h / zoom - w >= 1 for h, w in zip(have, want, strict=True))  # less is rounding
-    return "cut to its centre and resized" if is_cut else "resized"

@@ -8,11 +8,11 @@ touches only the tiles or chunks that hold it.
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
-from types import TracebackType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Shaped
@@ -20,7 +20,7 @@ from jaxtyping import Shaped
 from posterior_trees.errors import DataError
 from posterior_trees.imaging.guarded import decode_picture, picture_header
 from posterior_trees.imaging.ome_zarr import is_zarr, open_zarr
-from posterior_trees.imaging.stack import Stack, refuse_network
+from posterior_trees.imaging.stack import Stack, refuse_network, stamp_of
 from posterior_trees.imaging.tiff import is_tiff, open_tiff
 
 LETTERS = "TCZYXS"
@@ -40,27 +40,20 @@ class Plane(NamedTuple):
     """What the model calls its input; it suggests a channel and never chooses one."""
 
 
-class Source:
+class Source(AbstractContextManager):
     """One plane `(h, w)`; a context manager, because the file stays open."""
 
     def __init__(
-        self, stack: Stack, index: Sequence[int | slice], pixel: float | int | None
-    ) -> None:
-        self.stack, self.index = stack, tuple(index)
-        place = stack.axes.index("C") if "C" in stack.axes else None
-        number = 0 if place is None else index[place]
-        assert isinstance(number, int)
-        self.channel = number
-        self.channels = name_channels(stack)
+        self, stack: Stack, index: Sequence[int | slice], pixel: float | int | None,
+        channel: int = 0,
+    ) -> None:  # fmt: skip
+        self.stack, self.name, self.index = stack, stack.name, tuple(index)
+        self.channel, self.channels = channel, name_channels(stack)
         y, x = stack.axes.index("Y"), stack.axes.index("X")
         self.shape = (stack.shape[y], stack.shape[x])
         self.is_turned = x < y
         self.pixel_size = None if pixel is None else (pixel, pixel, "µm")
         self.dtype = stack.dtype
-
-    @property
-    def name(self) -> str:
-        return self.stack.name
 
     def read(self, rows: slice, columns: slice) -> Shaped[np.ndarray, "h w"]:
         """The values of a part, as the camera counted them."""
@@ -79,26 +72,13 @@ class Source:
     def close(self) -> None:
         self.stack.close()
 
-    def __enter__(self) -> "Source":
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 traceback: TracebackType | None) -> None:  # fmt: skip
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
 
-def open_source(
-    path: str | PathLike[str],
-    *,
-    axes: str | None = None,
-    channel: str | int | None = None,
-    series: int = 0,
-    at: Mapping[str, int] | None = None,
-    pixel_size: float | int | None = None,
-    hint: str = "",
-) -> Source:
-    """One plane of a picture file or an OME-Zarr folder; see `Plane`."""
-    plane = Plane(axes, channel, series, at, pixel_size, hint)
+def open_source(path: str | PathLike[str], **options: Any) -> Source:
+    """One plane of a picture file or an OME-Zarr folder; the options are those of `Plane`."""
+    plane = Plane(**options)
     stack = open_any(path, plane)
     try:
         return choose_plane(stack, plane)
@@ -138,13 +118,11 @@ def choose_plane(stack: Stack, plane: Plane) -> Source:
     stack = with_axes(stack, plane.axes)
     at = {letter.upper(): number for letter, number in (plane.at or {}).items()}
     if unknown := [letter for letter in at if letter not in stack.axes or letter not in "TZ"]:
-        raise DataError(
-            f"{stack.name} has axes {stack.axes}: --at {unknown[0].lower()} does not fit"
-        )
+        why = f"--at {unknown[0].lower()} does not fit"
+        raise DataError(f"{stack.name} has axes {stack.axes}: {why}")
     lengths = dict(zip(stack.axes, stack.shape, strict=True))
     _check_letters(stack, lengths)
-    open_axes = [a for a in stack.axes if a in "TZ" and lengths[a] > 1 and a not in at]
-    if open_axes:
+    if open_axes := [a for a in stack.axes if a in "TZ" and lengths[a] > 1 and a not in at]:
         listed = " and ".join(f"{lengths[a]} planes along {a}" for a in open_axes)
         example = " ".join(f"{a.lower()}=0" for a in open_axes)
         raise DataError(f"{stack.name} has {listed}; the model takes one: add --at {example}")
@@ -154,19 +132,25 @@ def choose_plane(stack: Stack, plane: Plane) -> Source:
                 f"{stack.name} has {lengths[letter]} planes along {letter}, from 0: there is no "
                 f"--at {letter.lower()}={number}"
             )
-    chosen = {"C": choose_channel(stack, plane)} | at
-    index = [slice(None) if a in "YX" else chosen.get(a, 0) for a in stack.axes]
-    return Source(stack, index, _pixel_size(stack, plane.pixel_size))
+    channel = choose_channel(stack, plane)
+    chosen = {"Y": slice(None), "X": slice(None), "C": channel} | at
+    index = [chosen.get(a, 0) for a in stack.axes]
+    return Source(stack, index, _pixel_size(stack, plane.pixel_size), channel)
 
 
 def choose_channel(stack: Stack, plane: Plane) -> int:
-    """The number of the channel that is meant; several are never chosen from silently."""
+    """The number of the channel that is meant; several are never chosen from silently:
+    one whose name is in the model's words for its input is suggested, else the last."""
     names = name_channels(stack)
     listed = ", ".join(f"{i} {name}".strip() for i, name in enumerate(names))
     if plane.channel is None:
         if len(names) == 1:
             return 0
-        advice = suggest_channel(names, plane.hint)
+        words = plane.hint.casefold()
+        known = [
+            n for n in names if words and n and (n.casefold() in words or words in n.casefold())
+        ]
+        advice = (known or [names[-1]])[0] or str(len(names) - 1)
         other = "a number" if advice in names and advice else "another number"
         raise DataError(
             f"{stack.name} has {len(names)} channels ({listed}); the model takes one: add "
@@ -182,19 +166,10 @@ def choose_channel(stack: Stack, plane: Plane) -> int:
     raise DataError(f"{stack.name} has no channel {wanted}: it has {listed}")
 
 
-def suggest_channel(names: Sequence[str], hint: str) -> str:
-    """The channel whose name is in the model's words for its input, else the last."""
-    words = hint.casefold()
-    fitting = [name for name in names if name and words
-               and (name.casefold() in words or words in name.casefold())]  # fmt: skip
-    return (fitting or [names[-1]])[0] or str(len(names) - 1)
-
-
 def name_channels(stack: Stack) -> tuple[str, ...]:
     """A name for each channel, empty where the file has none."""
     count = stack.shape[stack.axes.index("C")] if "C" in stack.axes else 1
-    names = stack.channels[:count]
-    return (*names, *[""] * (count - len(names)))
+    return (*stack.channels, *[""] * count)[:count]
 
 
 def with_axes(stack: Stack, axes: str | None) -> Stack:
@@ -256,9 +231,7 @@ def _open_photograph(path: Path) -> Stack:
             pixels = decode_picture(path.read_bytes(), str(path), 1)[0]
         return pixels[index]
 
-    about = path.stat()
     return Stack(
         str(path), path.suffix[1:].upper() or "picture", "YX", (header.height, header.width),
-        np.dtype(np.uint16 if header.is_deep else np.uint8), read, lambda: None,
-        {"bytes": about.st_size, "modified": about.st_mtime_ns},
+        np.dtype(np.uint16 if header.is_deep else np.uint8), read, lambda: None, stamp_of(path),
     )  # fmt: skip

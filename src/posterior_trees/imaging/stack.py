@@ -10,6 +10,7 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from os import PathLike
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,12 +25,8 @@ MICROMETRES = {"nm": 1e-3, "nanometer": 1e-3, "µm": 1.0, "μm": 1.0, "um": 1.0,
 """Units of length that files name, in µm. Inches are those of paper, and say nothing."""
 MOST_BYTES = 2**30
 """Of a chunk or a tile, which is unpacked whole; one may also be as large as a plane."""
-MICRO = {
-    "zarr": "OME-Zarr",
-    "numcodecs": "OME-Zarr",
-    "tifffile": "stacks in TIFF",
-    "imagecodecs": "compressed TIFF",
-}
+MICRO = {"zarr": "OME-Zarr", "numcodecs": "OME-Zarr", "tifffile": "stacks in TIFF",
+         "imagecodecs": "compressed TIFF"}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -63,18 +60,27 @@ def refuse_network(path: str | PathLike[str]) -> None:
         raise DataError(f"{path}: pictures are not read over a network. Copy it to this computer")
 
 
-def micrometres(value: float, unit: str | None) -> float | None:
-    """A length in µm; None if the unit is none of length."""
-    factor = MICROMETRES.get((unit or "").strip())
-    return value * factor if factor and 0 < value < math.inf else None
+def pixel_of(*sides: tuple[float, str | None]) -> tuple[float, float] | None:
+    """Height and width in µm, from numbers and their units; None if one is no length."""
+    y, x = (value * MICROMETRES.get((unit or "").strip(), 0.0) for value, unit in sides)
+    return (y, x) if 0 < y < math.inf and 0 < x < math.inf else None
+
+
+def stamp_of(path: str | PathLike[str]) -> dict[str, Any]:
+    """What changes when a file does."""
+    about = Path(path).stat()
+    return {"bytes": about.st_size, "modified": about.st_mtime_ns}
+
+
+def damaged(name: str | PathLike[str], why: object) -> DataError:
+    return DataError(f"{name} is truncated or damaged ({why}). Replace or remove it")
 
 
 def check_chunk(name: str, array: Any) -> None:
     """Refuse chunks that take far more memory than the pixels that are read: a small file can hold
     gigabytes of zeros."""
-    size, plane = (
-        math.prod(sides) * array.dtype.itemsize for sides in (array.chunks, array.shape[-2:])
-    )
+    one = array.dtype.itemsize
+    size, plane = math.prod(array.chunks) * one, math.prod(array.shape[-2:]) * one
     if size > max(MOST_BYTES, plane):
         raise DataError(
             f"{name} has chunks or tiles of {size / 1e9:.3g} GB, the limit is "
@@ -87,10 +93,8 @@ def damage_named(name: str) -> Generator[None, None, None]:
     """Whatever a reader of files raises on a damaged one, as one error that names the file."""
     try:
         yield
-    except DataError:
-        raise
-    except (MemoryError, KeyboardInterrupt):
+    except (DataError, MemoryError):
         raise
     except Exception as error:  # codecs raise what they like
         why = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise DataError(f"{name} is truncated or damaged ({why}). Replace or remove it") from error
+        raise damaged(name, why) from error

@@ -1,5 +1,6 @@
 """A tree in OME-Zarr (`tree_zarr.py`), read in parts: `open_tree`."""
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,6 +9,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 from jaxtyping import Float, Float32
@@ -50,13 +52,6 @@ class Tiles:
         h, w = size
         return cls(max(h, w), 0, (h, w), (0, 0), (0, h), (0, w))
 
-    @classmethod
-    def of(cls, facts: Mapping[str, Any]) -> "Tiles":
-        """As the metadata have it."""
-        (h, w), (oy, ox) = facts["padded"], facts["offset"]
-        rows, columns = tuple(facts["rows"]), tuple(facts["columns"])
-        return cls(facts["size"], facts["overlap"], (h, w), (oy, ox), rows, columns)
-
     @property
     def grid(self) -> tuple[int, int]:
         return len(self.rows) - 1, len(self.columns) - 1
@@ -85,7 +80,7 @@ class StoredTree:
         self.array = need("zarr").open_array(path / "0", mode="r")
         self.shape = (1, *self.array.shape[1:])
         self.log_probs_flat = [_log_of(node) for node in facts["nodes"]]
-        self.tiles = Tiles.of(facts["tiles"])
+        self.tiles = msgspec.convert(facts["tiles"], Tiles)
         check_chunk(str(path), self.array)
         count = len(facts["nodes"])
         levels = layout(self.branching if len(self.branching) < count.bit_length() else ())
@@ -115,12 +110,10 @@ class StoredTree:
             if array.shape != (len(self.log_probs_flat), *self.tiles.grid):
                 raise ValueError(f"probabilities {array.shape} of {self.tiles.grid} tiles")
             local = torch.from_numpy(np.asarray(array[...]))[-level_sizes(self.branching)[-1] :]
-        rows, columns = (
-            [slice(*pair) for pair in pairwise(edges)]
-            for edges in (self.tiles.rows, self.tiles.columns)
-        )
-        return [(down, across, local[:, i, j]) for i, down in enumerate(rows)
-                for j, across in enumerate(columns)]  # fmt: skip
+        edges = self.tiles.rows, self.tiles.columns
+        rows, columns = ([slice(*pair) for pair in pairwise(e)] for e in edges)
+        places = itertools.product(rows, columns)
+        return [(*place, probs) for place, probs in zip(places, local.flatten(1).T, strict=True)]
 
     def node(self, path: Sequence[int] = ()) -> StoredNode:
         paths = paths_of(self.branching)
@@ -179,10 +172,8 @@ def _log_of(node: dict[str, Any]) -> float:
 
 def paths_of(branching: Sequence[int]) -> list[tuple[int, ...]]:
     """The paths of all nodes, level after level."""
-    levels: list[list[tuple[int, ...]]] = [[()]]
-    for k in branching:
-        levels.append([(*path, child) for path in levels[-1] for child in range(k)])
-    return [path for level in levels for path in level]
+    levels = (branching[:depth] for depth in range(len(branching) + 1))
+    return [path for level in levels for path in itertools.product(*map(range, level))]
 
 
 def name_of(path: Sequence[int]) -> str:

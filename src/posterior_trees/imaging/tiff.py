@@ -22,8 +22,10 @@ from posterior_trees.imaging.stack import (
     Stack,
     check_chunk,
     damage_named,
-    micrometres,
+    damaged,
     need,
+    pixel_of,
+    stamp_of,
 )
 
 MAGIC = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
@@ -103,8 +105,7 @@ def _describe(path: Path, file: Any, series: Any, number: int) -> Stack | None:
     channels, pixel_size = _ome(file.ome_metadata, number) if file.is_ome else _imagej(file)
     named = int((file.imagej_metadata or {}).get("images") or 1)
     if (there := math.prod(series.shape) // math.prod(page.shape)) < named:
-        raise DataError(f"{path} is truncated or damaged ({there} of {named} planes are there). "
-                        "Replace or remove it")  # fmt: skip
+        raise damaged(path, f"{there} of {named} planes are there")
     is_negative = photometric == "MINISWHITE" and series.dtype in (np.uint8, np.bool_)
     array: Any = None
 
@@ -124,12 +125,10 @@ def _describe(path: Path, file: Any, series: Any, number: int) -> Stack | None:
             return 255 - values if is_negative else values
 
     kind = "OME-TIFF" if file.is_ome else "ImageJ TIFF" if file.is_imagej else "TIFF"
-    about = path.stat()
     return Stack(
         str(path), kind, series.axes, tuple(series.shape),
         np.dtype(np.uint8) if series.dtype == np.bool_ else series.dtype, read, file.close,
-        {"bytes": about.st_size, "modified": about.st_mtime_ns},
-        channels, pixel_size, len(series.levels), len(file.series),
+        stamp_of(path), channels, pixel_size, len(series.levels), len(file.series),
     )  # fmt: skip
 
 
@@ -138,8 +137,7 @@ def _check_plane(path: Path, series: Any, index: tuple[int | slice, ...]) -> Non
     size = path.stat().st_size
     if series.dataoffset is not None:
         if series.dataoffset + math.prod(series.shape) * series.dtype.itemsize > size:
-            raise DataError(f"{path} is truncated or damaged (its pixels go beyond its end)."
-                            " Replace or remove it")  # fmt: skip
+            raise damaged(path, "its pixels go beyond its end")
         return
     leading = index[: len(series.shape) - len(series.keyframe.shape)]
     places = [range(n)[i] if isinstance(i, slice) else [i]
@@ -155,10 +153,8 @@ def _check_plane(path: Path, series: Any, index: tuple[int | slice, ...]) -> Non
         segments = list(zip(page.dataoffsets, page.databytecounts, strict=False))
         wrong = sum(not (8 <= start < start + count <= room) for start, count in segments)
         if wrong or len(segments) < math.prod(page.chunked):
-            raise DataError(
-                f"{path} is truncated or damaged ({wrong or 'some'} of {len(segments)} strips or "
-                "tiles lie outside of it). Replace or remove it"
-            )
+            some = f"{wrong or 'some'} of {len(segments)} strips or tiles"
+            raise damaged(path, f"{some} lie outside of it")
 
 
 def _ome(text: str, number: int) -> tuple[tuple[str, ...], tuple[float, float] | None]:
@@ -167,15 +163,10 @@ def _ome(text: str, number: int) -> tuple[tuple[str, ...], tuple[float, float] |
     pixels = next((e for e in images[number] if e.tag.endswith("}Pixels")), None)
     if pixels is None:
         return (), None
-    channels = [e for e in pixels if e.tag.endswith("}Channel")]
-    names = tuple(channel.get("Name") or "" for channel in channels)
-    sides = []
-    for axis in "YX":
-        value = pixels.get(f"PhysicalSize{axis}")
-        unit = pixels.get(f"PhysicalSize{axis}Unit", "µm")
-        sides.append(micrometres(float(value), unit) if value else None)
-    y, x = sides
-    return names, None if y is None or x is None else (y, x)
+    names = tuple(e.get("Name") or "" for e in pixels if e.tag.endswith("}Channel"))
+    sizes = (f"PhysicalSize{axis}" for axis in "YX")
+    sides = ((float(pixels.get(s) or 0), pixels.get(f"{s}Unit", "µm")) for s in sizes)
+    return names, pixel_of(*sides)
 
 
 def _imagej(file: Any) -> tuple[tuple[str, ...], tuple[float, float] | None]:
@@ -189,9 +180,5 @@ def _imagej(file: Any) -> tuple[tuple[str, ...], tuple[float, float] | None]:
     names = tuple(labels[:channels]) if channels > 1 and len(labels) >= channels else ()
     names = names if len(set(names)) == len(names) else ()
     unit = re.sub(r"\\u00[bB]5", "µ", str(facts.get("unit") or ""))
-    sides = []
-    for tag in ("YResolution", "XResolution"):
-        above, below = file.pages[0].tags.valueof(tag, (0, 1))
-        sides.append(micrometres(below / above, unit) if above else None)
-    y, x = sides
-    return names, None if y is None or x is None else (y, x)
+    ratios = (file.pages[0].tags.valueof(f"{side}Resolution", (0, 1)) for side in "YX")
+    return names, pixel_of(*((below / above if above else 0, unit) for above, below in ratios))

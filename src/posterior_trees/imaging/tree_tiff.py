@@ -6,7 +6,6 @@ import json
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -22,14 +21,14 @@ HUGE = 2**31
 
 def write_tree_tiff(
     file: Path, nodes: Any, branching: Sequence[int], frame: Frame,
-    provenance: Mapping[str, Any] = MappingProxyType({}), is_float: bool = False,
+    provenance: Mapping[str, Any], is_float: bool,
 ) -> None:  # fmt: skip
     """A channel for each of the nodes `(c, h, w)`: float32, or 16 bits with 65535 for 1. What is
     made of the same has the same identity, whenever that is."""
     lasting = {k: v for k, v in provenance.items() if k not in VOLATILE}
     same = uuid.uuid5(uuid.NAMESPACE_URL, json.dumps(lasting, sort_keys=True))
-    facts: dict[str, Any] = {"axes": "CYX", "UUID": f"urn:uuid:{same}"}
-    facts["Channel"] = {"Name": [name_of(path) for path in paths_of(branching)]}
+    names = [name_of(path) for path in paths_of(branching)]
+    facts: dict[str, Any] = {"axes": "CYX", "UUID": f"urn:uuid:{same}", "Channel": {"Name": names}}
     if frame.pixel:
         for side in "XY":
             facts |= {f"PhysicalSize{side}": frame.pixel * frame.shrink,

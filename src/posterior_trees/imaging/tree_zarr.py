@@ -30,9 +30,9 @@ from posterior_trees.imaging.ngff import (
     FORMATS,
     Frame,
     image_label,
-    multiscales,
     omero,
     write_group,
+    write_image,
 )
 from posterior_trees.imaging.ome_zarr import is_zarr
 from posterior_trees.imaging.stack import need
@@ -52,17 +52,9 @@ class TreeWriter:
     """Writes one tree part by part; every part of `0` is written once, in chunks of `CHUNK`."""
 
     def __init__(
-        self,
-        folder: Path,
-        branching: Sequence[int],
-        size: Sequence[int],
-        *,
-        dtype: str = "uint8",
-        ngff: str = "0.5",
-        frame: Frame = PLAIN,
-        is_pyramid: bool = True,
-        is_labelled: bool = False,
-    ) -> None:
+        self, folder: Path, branching: Sequence[int], size: Sequence[int], *, dtype: str = "uint8",
+        ngff: str = "0.5", frame: Frame = PLAIN, is_pyramid: bool = True, is_labelled: bool = False,
+    ) -> None:  # fmt: skip
         if dtype not in ONE:
             raise InputError(f"--dtype is {dtype}; it is {', '.join(ONE)}")
         if ngff not in FORMATS:
@@ -71,6 +63,7 @@ class TreeWriter:
         self.frame, self.is_labelled = frame, is_labelled
         self.nodes = sum(level_sizes(self.branching))
         self.sizes = pyramid_of(size) if is_pyramid else [(size[0], size[1])]
+        self.steps = [frame.steps(2**level) for level in range(len(self.sizes))]
 
     def begin(self) -> None:
         """Empty arrays; those that are there stay as they are."""
@@ -109,29 +102,20 @@ class TreeWriter:
             below[rows, columns] = quarters(np.asarray(above[places])).max(axis=0)
 
     def finish(
-        self,
-        log_probs: Sequence[float],
-        tiles: Tiles,
-        local: Float[np.ndarray, "n tiles"],
-        provenance: Mapping[str, Any],
-        nuclei: "Nuclei | None" = None,
-    ) -> None:
+        self, log_probs: Sequence[float], tiles: Tiles, local: Float[np.ndarray, "n tiles"],
+        provenance: Mapping[str, Any], nuclei: "Nuclei | None" = None,
+    ) -> None:  # fmt: skip
         """Probabilities, labels, tables and, last, the metadata; `log_probs` are those of all nodes
         over the field, `local` the probabilities of all nodes in each tile."""
         self._write_local(local, tiles)
         if nuclei is not None:
             self._write_nuclei(nuclei)
-        steps = [self.frame.steps(2**level) for level in range(len(self.sizes))]
         name = self.folder.name.removeprefix(".").removesuffix(".part")  # it is renamed when whole
-        image = multiscales(name, self.frame.axes(), steps, self.ngff)
-        paths = paths_of(self.branching)
-        nodes = [
-            {"path": list(path), "channel": channel, "probability": math.exp(log),
-             "log_probability": log if math.isfinite(log) else None}
-            for channel, (path, log) in enumerate(zip(paths, log_probs, strict=True))
-        ]  # fmt: skip
-        names = [f"{name_of(path)} p={math.exp(log):.3f}"
-                 for path, log in zip(paths, log_probs, strict=True)]  # fmt: skip
+        told = list(zip(paths_of(self.branching), log_probs, strict=True))
+        nodes = [{"path": list(path), "channel": channel, "probability": math.exp(log),
+                  "log_probability": log if math.isfinite(log) else None}
+                 for channel, (path, log) in enumerate(told)]  # fmt: skip
+        names = [f"{name_of(path)} p={math.exp(log):.3f}" for path, log in told]
         facts = {
             "tree": SCHEMA, "branching": list(self.branching), "nodes": nodes,
             "value_of_one": ONE[self.dtype], "clipped": self.dtype != "float32",
@@ -139,8 +123,9 @@ class TreeWriter:
             "tiles": {**vars(tiles), "grid": tiles.grid},
             "provenance": dict(provenance),
         }  # fmt: skip
-        image |= omero(names, ONE[self.dtype])
-        write_group(self.folder, image, self.ngff, posterior_trees=facts)
+        shown = omero(names, ONE[self.dtype])
+        write_image(self.folder, name, self.frame.axes(), self.steps, shown, self.ngff,
+                    posterior_trees=facts)  # fmt: skip
 
     def _write_local(self, local: np.ndarray, tiles: Tiles) -> None:
         rows, columns = tiles.grid
@@ -149,15 +134,13 @@ class TreeWriter:
         array[...] = local.reshape(self.nodes, rows, columns).astype(np.float32)
         edges = (tiles.rows, tiles.columns)
         steps = self.frame.steps(*[(e[-1] - e[0]) / (len(e) - 1) for e in edges])
-        facts = multiscales("probabilities", self.frame.axes(), [steps], self.ngff)
-        write_group(folder, facts | omero(list(map(name_of, paths_of(self.branching))), 1.0),
-                    self.ngff)  # fmt: skip
+        shown = omero(list(map(name_of, paths_of(self.branching))), 1.0)
+        write_image(folder, "probabilities", self.frame.axes(), [steps], shown, self.ngff)
 
     def _write_nuclei(self, nuclei: "Nuclei") -> None:
         folder = self.folder / LABELS
-        steps = [self.frame.steps(2**level) for level in range(len(self.sizes))]
-        facts = multiscales("nuclei", self.frame.axes("yx"), steps, self.ngff)
-        write_group(folder, facts | image_label(nuclei.properties, self.ngff), self.ngff)
+        known = image_label(nuclei.properties, self.ngff)
+        write_image(folder, "nuclei", self.frame.axes("yx"), self.steps, known, self.ngff)
         write_group(folder.parent, {"labels": ["nuclei"]}, self.ngff)
         (self.folder / "tables").mkdir(exist_ok=True)
         (self.folder / "tables" / "nuclei.csv").write_text(nuclei.table, "utf-8", newline="\n")
@@ -193,18 +176,11 @@ class Nuclei(NamedTuple):
 
 
 def write_tree(
-    folder: str | PathLike[str],
-    tree: Tree,
-    *,
-    dtype: str = "uint8",
-    ngff: str = "0.5",
-    frame: Frame = PLAIN,
-    is_pyramid: bool = True,
-    tiles: Tiles | None = None,
-    local: Sequence[Float[Tensor, "n"]] = (),
-    provenance: Mapping[str, Any] | None = None,
+    folder: str | PathLike[str], tree: Tree, *, dtype: str = "uint8", ngff: str = "0.5",
+    frame: Frame = PLAIN, is_pyramid: bool = True, tiles: Tiles | None = None,
+    local: Sequence[Float[Tensor, "n"]] = (), provenance: Mapping[str, Any] | None = None,
     nuclei: Nuclei | None = None,
-) -> Path:
+) -> Path:  # fmt: skip
     """The tree of one grey picture as a new OME-Zarr folder, whole or not at all; `local` are the
     leaves' probabilities in each of the `tiles`."""
     if len(tree) != 1 or len(tree.shape) != 3 or tree.shape[0] != 1:

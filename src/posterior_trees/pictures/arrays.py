@@ -8,8 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from posterior_trees.errors import InputError, plural
-from posterior_trees.imaging.adjust import SLACK
-from posterior_trees.imaging.pixels import to_float
+from posterior_trees.imaging.adjust import SLACK, to_float
 from posterior_trees.predictor import Predictor
 
 LUMA = (0.299, 0.587, 0.114)

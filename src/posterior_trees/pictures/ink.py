@@ -23,8 +23,7 @@ from torch.nn import functional as F
 
 from posterior_trees.errors import DataError
 from posterior_trees.imaging.decode import Stored
-from posterior_trees.imaging.otsu import otsu
-from posterior_trees.imaging.regions import label, sizes
+from posterior_trees.imaging.regions import label, otsu, sizes
 
 LARGEST = 1024
 """Pixels of the longer side in which ink is looked for; larger pictures are shrunk."""

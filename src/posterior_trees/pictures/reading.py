@@ -42,6 +42,7 @@ from posterior_trees.imaging.source import (
     open_stack,
 )
 from posterior_trees.imaging.source import Source as PlaneOfFile
+from posterior_trees.imaging.stack import stamp_of
 from posterior_trees.imaging.tiff import is_tiff
 from posterior_trees.pictures.arrays import from_memory
 from posterior_trees.pictures.digit import takes_digits
@@ -213,11 +214,6 @@ def scaled_size(plane: PlaneOfFile, reading: Reading, predictor: Predictor) -> t
     """Height and width of a plane at the scale that is meant."""
     scale = choose_scale(reading, plane, predictor)
     return plane.shape if scale == 1 else scale_size(plane.shape, scale, plane.name)
-
-
-def stamp_of(path: str | PathLike[str]) -> dict[str, Any]:
-    about = Path(path).stat()
-    return {"bytes": about.st_size, "modified": about.st_mtime_ns}
 
 
 def open_plane(path: str | PathLike[str], predictor: Predictor, plane: Plane) -> PlaneOfFile | None:

@@ -39,8 +39,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from posterior_trees.errors import InputError
-from posterior_trees.imaging.otsu import histogram, otsu, part
-from posterior_trees.imaging.regions import FAINTEST, SMALLEST, find_regions
+from posterior_trees.imaging.regions import FAINTEST, SMALLEST, find_regions, histogram, otsu, part
 from posterior_trees.pictures.nuclei.blocks import Found, Odds, blocks_of, count_block, paint
 from posterior_trees.pictures.tiles import Part
 from posterior_trees.predictor import Predictor

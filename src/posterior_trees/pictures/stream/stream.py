@@ -31,7 +31,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from posterior_trees.errors import InputError
-from posterior_trees.imaging.otsu import histogram
+from posterior_trees.imaging.regions import histogram
 from posterior_trees.imaging.stack import need
 from posterior_trees.imaging.tree_zarr import LABELS, all_nodes
 from posterior_trees.pictures.nuclei.blocks import Found, Odds, count_block, paint
