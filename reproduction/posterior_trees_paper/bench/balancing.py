@@ -28,12 +28,12 @@ def bench_balancing(
     *,
     repeat: int = 10,
     seconds: float = 10.0,
-    is_skipped: bool = False,
+    skip_missing: bool = False,
 ) -> Report:
     """Times for each number of `samples`, and how far above the best objective each solution is."""
     settings = {"leaves": leaves, "batch": BATCH, "ridge": RIDGE, "floor": FLOOR}
     report = Report("balancer", conditions(device), settings)
-    rivals = find_rivals_or_note(("cvxpy", "clarabel"), is_skipped=is_skipped, notes=report.notes)
+    rivals = find_rivals_or_note(("cvxpy", "clarabel"), skip_missing, report.notes)
     for count in samples:
         table = make_conditional(count, leaves).to(device)
         answers: dict[str, Callable[[], Any]] = {

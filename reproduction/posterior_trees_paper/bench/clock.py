@@ -31,11 +31,6 @@ class Timing(NamedTuple):
     high_ms: float
     repeats: int
 
-    @property
-    def spread_ms(self) -> float:
-        """The interquartile range."""
-        return self.high_ms - self.low_ms
-
     @classmethod
     def of(cls, milliseconds: list[float]) -> "Timing":
         low, median, high = np.percentile(milliseconds, (25, 50, 75)).tolist()

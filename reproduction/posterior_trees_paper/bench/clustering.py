@@ -32,13 +32,13 @@ def bench_clustering(
     depth: int = 2,
     repeat: int = 5,
     seconds: float = 12.0,
-    is_skipped: bool = False,
+    skip_missing: bool = False,
 ) -> Report:
     """Times of trees of `samples` samples for each of `images` images."""
     settings = {"samples": samples, "size": list(size), "channels": channels,
                 "branching": branching, "depth": depth, "restarts": RESTARTS}  # fmt: skip
     report = Report("kmeans", conditions(device), settings)
-    found = find_rivals_or_note(("sklearn.cluster",), is_skipped=is_skipped, notes=report.notes)
+    found = find_rivals_or_note(("sklearn.cluster",), skip_missing, report.notes)
     for count in images:
         x = make_samples(count, samples, (channels, *size)).to(device)
         host = x.cpu().flatten(2).numpy()

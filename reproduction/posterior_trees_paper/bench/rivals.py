@@ -18,12 +18,12 @@ def find_rivals(names: tuple[str, ...], extra: str = "bench") -> list[ModuleType
         ) from None
 
 
-def find_rivals_or_note(names: tuple[str, ...], *, is_skipped: bool, notes: list[str]) -> list:
-    """The packages; an empty list and a note if one is missing and that `is_skipped`."""
+def find_rivals_or_note(names: tuple[str, ...], skip_missing: bool, notes: list[str]) -> list:
+    """The packages; an empty list and a note if one is missing and we are to `skip_missing`."""
     try:
         return find_rivals(names)
     except RuntimeError as error:
-        if not is_skipped:
+        if not skip_missing:
             raise MissingError(f"{error}; or leave it out with --skip-missing") from None
         notes.append(str(error))
         return []
