@@ -19,7 +19,7 @@ import pytest
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from posterior_trees_paper.cli.baseline_checks import READER
+from posterior_trees_paper.cli.baseline import READER
 from posterior_trees_paper.studies import classifier, figures, looks
 from posterior_trees_paper.studies.classifier import DigitReader
 from posterior_trees_paper.studies.examine import compare, diversity, explained
@@ -528,7 +528,7 @@ def test_a_run_stops_in_time_and_continues(data: Path, tmp_path: Path, monkeypat
     job, place = plan.jobs[0], Place(tmp_path, plan)
     clock = SimpleNamespace(monotonic=itertools.count().__next__)  # a second per step; 4 in all
     with monkeypatch.context() as patch:
-        patch.setattr("posterior_trees_paper.studies.execute.time", clock)
+        patch.setattr("posterior_trees_paper.tasks.time", clock)
         for minutes in (0, 18 / 60):
             row = run_job(plan, job, tmp_path, data, minutes=minutes, **options)
             assert row == {"state": "stopped"}

@@ -19,9 +19,11 @@ ends what it would have judged.
 import dataclasses
 import gc
 import json
+import math
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
+from itertools import takewhile
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -117,8 +119,7 @@ def list_recipes(
     recipes = dict(once)
     for seed in range(1, seeds):
         for name, recipe in once.items():
-            again = dataclasses.replace(recipe, seed=recipe.seed + seed)
-            recipes[f"{name}{SEED}{seed}"] = again
+            recipes[f"{name}{SEED}{seed}"] = dataclasses.replace(recipe, seed=recipe.seed + seed)
     return recipes
 
 
@@ -157,19 +158,18 @@ def train(
     say: Callable[[str], object] = print,
 ) -> None:
     """Train in `run` until the recipe or the time is over."""
-    start = time.monotonic()
-
-    def watch(steps: Iterator[int], first: int, total: int) -> Iterator[int]:
-        for step in steps:
-            if seconds is not None and time.monotonic() - start > seconds:
-                return
-            yield step
 
     def tell(line: dict[str, Any]) -> None:
         keys = ("epoch", "seconds", "root_mse", "val_psnr", "val_nll", "leaf_usage")
         say("  " + json.dumps({key: line[key] for key in keys if key in line}))
 
-    fit(recipe, run, data=data, accelerator=accelerator, watch=watch, report=tell)
+    fit(recipe, run, data=data, accelerator=accelerator, watch=until(seconds), report=tell)
+
+
+def until(seconds: float | None) -> Callable[[Iterator[int], int, int], Iterator[int]]:
+    """For `fit`: let steps through for so long from now."""
+    end = math.inf if seconds is None else time.monotonic() + seconds
+    return lambda steps, first, total: takewhile(lambda step: time.monotonic() <= end, steps)
 
 
 def judge(recipe: Recipe, run: Path, out: Path, images: ImageSet) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from posterior_trees.training.run import read_log
 from posterior_trees.training.trainer import fit
 from posterior_trees_paper.studies.plan import Job, Plan
 from posterior_trees_paper.studies.watch import LeafWatch, snapshot_file
-from posterior_trees_paper.tasks import judge
+from posterior_trees_paper.tasks import judge, until
 
 RESERVE_SECONDS = 15.0
 """Kept for judging a run, out of the time that is given."""
@@ -85,15 +85,9 @@ def run_job(
     predictor = build_predictor(job.recipe)
     images = load_evaluation(job.recipe.data, data, "test")
     watch = LeafWatch(predictor, images, run, plan.snapshots, tell, job.recipe.seed)
-    fit(
-        job.recipe,
-        run,
-        data=data,
-        predictor=predictor,
-        accelerator=accelerator,
-        report=watch,
-        watch=_until(minutes),
-    )
+    limit = until(None if minutes is None else 60 * minutes - RESERVE_SECONDS)
+    how = {"predictor": predictor, "accelerator": accelerator, "report": watch, "watch": limit}
+    fit(job.recipe, run, data=data, **how)
     log = read_log(run / "log.jsonl") if (run / "log.jsonl").is_file() else []
     if not log or log[-1]["epoch"] < job.recipe.training.epochs:
         return {"state": "stopped"}
@@ -101,22 +95,6 @@ def run_job(
     row |= judge(job.recipe, run, out, images)
     store.write_json(out / "row.json", row)
     return row
-
-
-def _until(minutes: float | int | None) -> Callable[[Iterator[int], int, int], Iterator[int]]:
-    """For `fit`: let steps through until so many minutes from now, less what judging needs."""
-    start = time.monotonic()
-
-    def watch(steps: Iterator[int], first: int, total: int) -> Iterator[int]:
-        for step in steps:
-            is_late = minutes is not None and (
-                time.monotonic() - start > 60 * minutes - RESERVE_SECONDS
-            )
-            if is_late:
-                return
-            yield step
-
-    return watch
 
 
 def run_all(
