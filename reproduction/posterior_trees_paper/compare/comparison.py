@@ -27,6 +27,7 @@ from posterior_trees_paper.baselines.calibration import (
     usable_count,
 )
 from posterior_trees_paper.baselines.nearest import nearest_distance
+from posterior_trees_paper.bench.clock import wait
 from posterior_trees_paper.compare.fingerprint import of_images, of_tensors
 from posterior_trees_paper.compare.methods import Answer, Inputs, Method
 from posterior_trees_paper.compare.training import Training
@@ -61,7 +62,7 @@ class Comparison:
         self.training = training
         self.warmed: set[str] = set()
         self.hole, self.made = inputs.hole, provenance()
-        count = len(inputs.indices)
+        count, device = len(inputs.indices), inputs.x.device
         self.shown = sorted({i * count // min(shown, count) for i in range(min(shown, count))})
         with torch.no_grad():
             trees = [predictor(y) for y in inputs.y.split(64)]
@@ -75,7 +76,7 @@ class Comparison:
             "seed": seed,
             "group": group,
             "shown": self.shown,
-            "device": _device_name(inputs.x.device),
+            "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
             "inputs": of_tensors([inputs.x, inputs.y]),
             **(identity or {}),
         }
@@ -95,20 +96,26 @@ class Comparison:
             return
         file, device = self.file(method, part), self.inputs.x.device
         file.parent.mkdir(parents=True, exist_ok=True)
-        before = _start_memory(device)
+        is_cuda, before = device.type == "cuda", 0
+        if is_cuda:  # weights of all methods and the images are in use already
+            torch.cuda.reset_peak_memory_stats(device)
+            before = torch.cuda.memory_allocated(device)
         if method.settings["kind"] == "tree" and method.name not in self.warmed:
             self.warmed.add(method.name)
             for _ in range(SET_UP):
                 method.answer(self.inputs, part)
-        start = _now(device)
+        wait(device)
+        start = time.perf_counter()
         answer = method.answer(self.inputs, part)
+        wait(device)
+        seconds = time.perf_counter() - start
         facts: dict[str, Any] = {"settings": self._about(method), "size": part.stop - part.start}
-        facts |= {"seconds": None, "peak_bytes": None, "evaluations": answer.evaluations}
-        facts["made"] = self.made
+        facts |= {"seconds": seconds if method.is_timed else None, "peak_bytes": None}
+        facts |= {"evaluations": answer.evaluations, "made": self.made}
         if answer.samples is not None:
             facts["samples"] = answer.samples.shape[1]
-        if method.is_timed:
-            facts |= {"seconds": _now(device) - start, "peak_bytes": _peak_memory(device, before)}
+        if method.is_timed and is_cuda:
+            facts["peak_bytes"] = torch.cuda.max_memory_allocated(device) - before
         store.write(file, self._score(answer, part, method.training or self.training), facts)
 
     def file(self, method: Method, part: slice) -> Path:
@@ -197,26 +204,3 @@ def root_psnr(predictor: Predictor, inputs: Inputs) -> Tensor:
     batches = zip(inputs.x.split(64), inputs.y.split(64), strict=True)
     with torch.no_grad():
         return torch.cat([psnr(predictor(y), x, inputs.hole)[:, 0] for x, y in batches])
-
-
-def _now(device: torch.device) -> float:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter()
-
-
-def _start_memory(device: torch.device) -> int:
-    """Bytes of the GPU's memory in use now: weights of all methods, and the images."""
-    if device.type != "cuda":
-        return 0
-    torch.cuda.reset_peak_memory_stats(device)
-    return torch.cuda.memory_allocated(device)
-
-
-def _peak_memory(device: torch.device, before: int) -> int | None:
-    """Bytes that came on top of it at most; not known for a CPU."""
-    return torch.cuda.max_memory_allocated(device) - before if device.type == "cuda" else None
-
-
-def _device_name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type

@@ -12,7 +12,7 @@ from posterior_trees.store import to_json, write_bytes
 from posterior_trees.tree import Tree
 from posterior_trees_paper.compare.comparison import Comparison
 from posterior_trees_paper.compare.methods import Method
-from posterior_trees_paper.compare.table import make_row, make_table, to_latex, to_markdown
+from posterior_trees_paper.compare.table import SCHEMA, make_row, to_latex, to_markdown
 
 
 def write_report(
@@ -32,15 +32,12 @@ def write_report(
     rows, per_image, ours = [], {}, None
     for method in finished:
         values, facts = comparison.collect(method)
-        options = {
-            "root": reference["psnr"],
-            "groups": comparison.inputs.groups,
-            "seen": method.seen,
-        }
-        rows.append(make_row(method.name, values, facts, ours, **options))
+        about = {"groups": comparison.inputs.groups, "seen": method.seen}
+        rows.append(make_row(method.name, values, facts, ours, root=reference["psnr"], **about))
         ours = values if ours is None else ours
         per_image[method.name] = {name: tensor.tolist() for name, tensor in values.items()}
-    table = make_table(title, comparison.settings, reference, rows)
+    table = {"schema": SCHEMA, "title": title, "clip": False, **comparison.settings,
+             "reference": reference, "methods": rows}  # fmt: skip
     texts = {
         "table.json": to_json(table),
         "table.md": to_markdown(table),

@@ -55,14 +55,15 @@ def make_row(
     images that intervals take together, `seen` is the number of images it was trained on."""
     values, clamped = _shown_values(values)
     settings = facts[0]["settings"]
-    count = len(values["psnr"])
-    peaks, seconds = [fact["peak_bytes"] for fact in facts], group_seconds(facts)
+    peaks, seconds = [fact["peak_bytes"] for fact in facts], None
+    if all(fact["seconds"] is not None for fact in facts):
+        seconds = [fact["seconds"] / fact["size"] for fact in facts]
     row: dict[str, Any] = {
         "name": name,
         "kind": settings["kind"],
         "settings": _shown(settings),
         "made": facts[0].get("made"),
-        "n": count,
+        "n": len(values["psnr"]),
         "trained_on": seen,
         "evaluations": facts[0]["evaluations"],
         # The median: the first group may compile or wait for the device.
@@ -114,13 +115,6 @@ def _shown(settings: dict[str, Any]) -> dict[str, Any]:
     return {**settings, **{key: path.name for key, path in files.items()}}
 
 
-def group_seconds(facts: Sequence[dict[str, Any]]) -> list[float] | None:
-    """Seconds per image of every group, if they were timed."""
-    if any(fact["seconds"] is None for fact in facts):
-        return None
-    return [fact["seconds"] / fact["size"] for fact in facts]
-
-
 def calibration(values: dict[str, Tensor], samples: int) -> dict[str, Any]:
     """Spread-skill, rank test and distance from the training images of a method with so many
     samples of an image."""
@@ -136,13 +130,6 @@ def calibration(values: dict[str, Tensor], samples: int) -> dict[str, Any]:
         near, truth = (values[key].double().mean().item() for key in ("nearest", "nearest_truth"))
         found["nearest"] = near / truth if truth else None  # the test images are training images
     return found
-
-
-def make_table(
-    title: str, settings: dict[str, Any], reference: dict[str, Any], rows: list[dict[str, Any]]
-) -> dict[str, Any]:
-    head = {"schema": SCHEMA, "title": title, "clip": False, **settings}
-    return {**head, "reference": reference, "methods": rows}
 
 
 def to_markdown(table: dict[str, Any]) -> str:
@@ -205,12 +192,10 @@ def accepted(table: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     cells = []
     for row in table["methods"]:
         if row["acceptance"]:
-            tests = [row["acceptance"][key] for key in ("v", "chi2", "root")]
-            forms = ["{:.2f}", "{:.1f}", "{:+.2f} dB"]
-            line = [
-                f"{_number(test['value'], form)} {words[test['passed']]}"
-                for test, form in zip(tests, forms, strict=True)
-            ]
+            found = row["acceptance"]
+            forms = {"v": "{:.2f}", "chi2": "{:.1f}", "root": "{:+.2f} dB"}
+            tests = [(found[key], form) for key, form in forms.items()]
+            line = [f"{_number(t['value'], form)} {words[t['passed']]}" for t, form in tests]
             cells.append([row["name"], *line, words[row["acceptance"]["passed"]]])
     return head, cells
 
@@ -295,11 +280,12 @@ def label(row: dict[str, Any]) -> str:
 
 
 def _caption(table: dict[str, Any]) -> str:
-    count = len(table["images"])
+    groups = table.get("groups")
+    units = f"Intervals are over {groups} groups of images that belong together. " if groups else ""
     fused = [row["name"] for row in table["methods"] if row["settings"].get("compiled")]
     usual = {f"{row['expected_v']:.2f}" for row in table["methods"] if row["expected_v"]}
     return (
-        f"{count} test images, layout {'×'.join(map(str, table['branching']))}, on "
+        f"{len(table['images'])} test images, layout {'×'.join(map(str, table['branching']))}, on "
         f"{table['device']}. Mean ± standard deviation over images; NFE are the network "
         f"evaluations of one tree. `held of {LEVEL:.0%}` is the share of truths whose path is in "
         f"the likeliest leaves that claim {LEVEL:.0%}, and in brackets what these must claim to "
@@ -309,15 +295,9 @@ def _caption(table: dict[str, Any]) -> str:
         "far below 1 if a model recites. Samples are made to agree with the measurement and "
         "clamped to [0, 1]; nodes are not clipped. Work is the GPU's memory beyond weights and "
         "images; `trained on` counts the images that a method has seen, and *failed* are diffusion "
-        f"models that do not pass the tests below. {_units(table)}"
+        f"models that do not pass the tests below. {units}"
         f"Compiled networks: {', '.join(fused) or 'none'}."
     )
-
-
-def _units(table: dict[str, Any]) -> str:
-    """What intervals are over, where that is not the images of the table."""
-    groups = table.get("groups")
-    return f"Intervals are over {groups} groups of images that belong together. " if groups else ""
 
 
 def _pipe(head: list[str], cells: list[list[str]]) -> list[str]:
