@@ -9,9 +9,8 @@ A study is a file in `recipes/studies/`: variants of a recipe, each trained with
     looks.py      how many pictures a user looks at before the right one
     classifier.py a small digit reader, to say what a leaf shows
     minority.py   the runner-up digit: its probability and its leaves
-    rows.py       numbers per image → one row per run
+    rows.py       numbers per image → one row per run, and the findings of a study: all of them
     tables.py     rows → a Markdown table
-    findings.py   all of this for the finished runs of a study
     panels.py     findings → the panels of its figure;  figures.py  draws them
     report.py     writes table, numbers and figure
     clustering.py flat against hierarchical K-means on the toy mixture, which needs no training

@@ -12,8 +12,7 @@ r"""What the studies ask of a trained model beyond PSNR and NLL, per test image.
 * **Digits**: which digit each leaf shows and the truth is, if a classifier is given.
 """
 
-from collections.abc import Callable, Iterable
-from typing import Any
+from itertools import combinations
 
 import torch
 from jaxtyping import Float
@@ -36,7 +35,6 @@ def examine(
     batch_size: int = 256,
     seed: int = 0,
     reader: DigitReader | None = None,
-    watch: Callable[[Any], Iterable[Any]] = iter,
 ) -> dict[str, Tensor]:
     """Values per image, on the CPU."""
 
@@ -47,7 +45,7 @@ def examine(
             values["leaf_digits"], values["digit"] = reader.read(tree.leaves), reader.read(x)
         return values
 
-    return judge_each(judge, predictor, images, batch_size=batch_size, seed=seed, watch=watch)
+    return judge_each(judge, predictor, images, batch_size=batch_size, seed=seed)
 
 
 def compare(
@@ -82,12 +80,8 @@ def diversity(tree: Tree) -> tuple[Float[Tensor, "b"], Float[Tensor, "b"]]:
     n = flat.shape[1]
     if n < 2:
         return flat.new_zeros(len(flat)), flat.new_zeros(len(flat))
-    one, other = torch.triu_indices(n, n, offset=1, device=flat.device)
-    gaps = [
-        (flat[:, i] - flat[:, j]).square().mean(dim=1).sqrt()
-        for i, j in zip(one, other, strict=True)
-    ]
-    distances = torch.stack(gaps, dim=1)
+    gaps = [(flat[:, i] - flat[:, j]).square().mean(dim=1) for i, j in combinations(range(n), 2)]
+    distances = torch.stack(gaps, dim=1).sqrt()
     return distances.mean(dim=1), distances.amin(dim=1)
 
 

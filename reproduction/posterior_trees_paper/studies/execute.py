@@ -113,8 +113,7 @@ def run_all(
     place.folder.mkdir(parents=True, exist_ok=True)
     end = None if minutes is None else time.monotonic() + 60 * minutes
     for job in plan.jobs:
-        twin = None if place.is_done(job) else find_twin(job, plan, runs)
-        if twin is not None:
+        if not place.is_done(job) and (twin := find_twin(job, plan, runs)):
             adopt(twin, job, place)
             say(f"{job.name}: the same recipe as {twin.parent.name}/{twin.name}, taken from there")
     waiting = [job for job in plan.jobs if not place.is_done(job)]
