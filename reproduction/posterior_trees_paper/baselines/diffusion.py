@@ -62,15 +62,9 @@ class DiffusionModel(nn.Module):
         self.is_conditional = spec.kind == "conditional"
         extra = seen_channels(measurements[0], channels) if self.is_conditional else 0
         self.channels, self.target, self.sigma_data = channels, spec.target, spec.sigma_data
-        self.network = network or DiffusionUNet(
-            channels + extra,
-            channels,
-            base=spec.base,
-            multipliers=spec.multipliers,
-            blocks=spec.blocks,
-            attention=spec.attention,
-            dropout=spec.dropout,
-        )
+        names = ("base", "multipliers", "blocks", "attention", "dropout")
+        sizes = {name: getattr(spec, name) for name in names}
+        self.network = network or DiffusionUNet(channels + extra, channels, **sizes)
         make = linear_alpha_bar if spec.schedule == "linear" else cosine_alpha_bar
         self.alpha_bar = make(spec.noise_levels)
 
@@ -159,8 +153,7 @@ def see(measurement: Measurement, y: Float[Tensor, "b *shape"]) -> Float[Tensor,
     if not measurement.is_exact:
         return measurement.view(y)
     plain = measurement.naive(y)
-    known = 1 - measurement.open_share
-    known = torch.as_tensor(known, dtype=y.dtype, device=y.device)
+    known = torch.as_tensor(1 - measurement.open_share, dtype=y.dtype, device=y.device)
     known = known.expand(len(y), 1, *plain.shape[-2:])
     return torch.cat([plain - measurement.project(plain), known], dim=1)
 
@@ -219,9 +212,8 @@ class DiffusionLearner:
     def learn(self, *inputs: Tensor) -> Float[Tensor, ""]:
         """One step of the optimiser; returns the loss."""
         (optimizer,) = self.optimizers
-        with torch.autocast(
-            self.device.type, dtype=torch.bfloat16, enabled=self.device.type == "cuda"
-        ):
+        kind = self.device.type
+        with torch.autocast(kind, dtype=torch.bfloat16, enabled=kind == "cuda"):
             loss = self.loss(*inputs)
         loss.backward()
         if self.clip:

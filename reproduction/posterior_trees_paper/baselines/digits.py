@@ -18,9 +18,6 @@ from posterior_trees_paper.baselines.diffusion import DiffusionModel, ImageDenoi
 SURE, SURE_SHARE, CLASS_GAP = 0.9, 0.95, 0.03
 """A sure reading; how many samples must have one; how far a class may be from its frequency."""
 
-Reader = Callable[[Tensor], Tensor]
-"""Images in [0, 1] → logits of their classes."""
-
 
 def draw_digits(
     model: DiffusionModel,
@@ -45,10 +42,10 @@ def draw_digits(
 
 @torch.no_grad()
 def read_digits(
-    x: Float[Tensor, "n c h w"], reader: Reader, batch: int = 1000
+    x: Float[Tensor, "n c h w"], reader: Callable[[Tensor], Tensor]
 ) -> tuple[Int[Tensor, "n"], Float[Tensor, "n"]]:
-    """The class and the reader's probability of every image."""
-    probabilities = torch.cat([reader(part).softmax(dim=1) for part in x.split(batch)])
+    """The class and the reader's probability of every image; it gives logits of their classes."""
+    probabilities = torch.cat([reader(part).softmax(dim=1) for part in x.split(1000)])
     best = probabilities.max(dim=1)
     return best.indices, best.values
 
@@ -57,7 +54,7 @@ def judge_digits(
     samples: Float[Tensor, "n c h w"],
     real: Float[Tensor, "m c h w"],
     labels: Int[Tensor, "k"],
-    reader: Reader,
+    reader: Callable[[Tensor], Tensor],
 ) -> dict[str, Any]:
     """The check of `samples` against the classes `labels` of the training set; `real` test images
     say how sure the reader can be."""

@@ -35,13 +35,8 @@ from posterior_trees_paper.baselines.spec import BaselineSpec, spec_from_facts, 
 
 SCHEMA = 1
 SAMPLERS: dict[str, Callable] = {
-    "conditional": conditional,
-    "ddnm": ddnm,
-    "ddrm": ddrm,
-    "repaint": repaint,
-    "dps": dps,
-    "diffpir": diffpir,
-    "denoising": denoising,
+    sampler.__name__: sampler
+    for sampler in (conditional, ddnm, ddrm, repaint, dps, diffpir, denoising)
 }
 CLIP = {"repaint": (-1.0, 1.0), "dps": (-1.0, 1.0), "conditional": (-1.0, 1.0)}
 """Methods that clip their estimates of the clean image, as published; DDNM and DDRM do not."""
@@ -132,14 +127,11 @@ class Baseline:
         denoise = ImageDenoiser(self.model)
         if measurement.noise:
             measurement = Denoise(2 * measurement.noise)
-        sampler = SAMPLERS[method]
         _check_options(method, options)
         if "noise" in options:
             options["noise"] *= 2  # samplers work in [-1, 1]
-        clip = CLIP.get(method)
-        samples = sampler(
-            denoise, measurement, 2 * y - 1, n, generator=generator, clip=clip, **options
-        )
+        how = {"generator": generator, "clip": CLIP.get(method), **options}
+        samples = SAMPLERS[method](denoise, measurement, 2 * y - 1, n, **how)
         return ((samples + 1) / 2).clamp(0, 1), denoise.evaluations
 
     def _check_trained_for(self, measurement: Measurement) -> None:
@@ -161,11 +153,9 @@ def build_measurements(recipe: Recipe, spec: BaselineSpec) -> list[Measurement]:
 
 
 def _check_options(method: str, options: dict[str, Any]) -> None:
-    known = [
-        name
-        for name, parameter in inspect.signature(SAMPLERS[method]).parameters.items()
-        if parameter.kind is parameter.KEYWORD_ONLY and name not in ("generator", "clip")
-    ]
+    parameters = inspect.signature(SAMPLERS[method]).parameters.values()
+    known = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
+    known = [name for name in known if name not in ("generator", "clip")]
     for name in options:
         if name not in known:
             raise InputError(f"{method} has no option {name!r}; it has {', '.join(known)}")
@@ -187,12 +177,8 @@ def save_baseline(
     """Write the weights that sample, in bfloat16, with all that is needed to use them again."""
     weights = baseline.network.state_dict()
     weights = {k: v.bfloat16() if v.is_floating_point() else v for k, v in weights.items()}
-    facts = {
-        "baseline": SCHEMA,
-        "recipe": write_recipe(baseline.recipe),
-        "spec": spec_to_facts(baseline.spec),
-        "about": about or baseline.about,
-    }
+    facts = {"baseline": SCHEMA, "recipe": write_recipe(baseline.recipe),
+             "spec": spec_to_facts(baseline.spec), "about": about or baseline.about}  # fmt: skip
     store.write(file, weights, facts)
 
 

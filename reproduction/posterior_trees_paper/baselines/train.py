@@ -111,8 +111,7 @@ class Loop:
             network.to(memory_format=torch.channels_last)  # ty: ignore[no-matching-overload]
             torch.backends.cudnn.benchmark = True
         self.learner = make_learner(baseline)
-        captures = self.device.type == "cuda"
-        is_captured = captures and self.learner.can_capture
+        is_captured = self.device.type == "cuda" and self.learner.can_capture
         self.learn = Capture(self._learn) if is_captured else self._learn
         self.average = Average(self.learner.network, 0)
         self.losses: list[Tensor] = []
@@ -125,8 +124,7 @@ class Loop:
         for optimizer in self.learner.optimizers:
             set_rate(optimizer, self.schedule, step)
         share = torch.full((), average_share(step, self.batch_size), device=self.device)
-        losses = self.learn(*self._inputs(step), share)
-        self.losses.append(losses.clone())
+        self.losses.append(self.learn(*self._inputs(step), share).clone())
         self.step = step + 1
         self.seconds += time.monotonic() - start
         is_last = self.step == self.total_steps
@@ -212,7 +210,6 @@ class Loop:
         """Write everything needed to continue, unless it is broken."""
         self._refuse_nan()
         states = {str(i): o.state_dict()["state"] for i, o in enumerate(self.learner.optimizers)}
-        losses = torch.stack(self.losses) if self.losses else torch.zeros(0)
         self.run.save(
             {
                 "step": self.step,
@@ -224,7 +221,7 @@ class Loop:
                 "spec": spec_to_facts(self.spec),
                 "model": dict(self.learner.model.state_dict()),
                 "average": self.average.values,
-                "losses": losses,
+                "losses": torch.stack(self.losses) if self.losses else torch.zeros(0),
                 "optimizers": states,
             }
         )

@@ -138,9 +138,10 @@ def parse_options(texts: list[str]) -> dict[str, Any]:
 
 def run_bias(arguments: argparse.Namespace) -> None:
     from posterior_trees.progress import track
-    from posterior_trees_paper.baselines.bias import bias_table
+    from posterior_trees_paper.baselines.bias import SAMPLERS, measure_bias
 
-    _write(arguments.out, bias_table(arguments.samples, watch=track("measuring bias")))
+    names = track("measuring bias")(list(SAMPLERS))
+    _write(arguments.out, [measure_bias(name, arguments.samples) for name in names])
 
 
 def run_mixture(arguments: argparse.Namespace) -> None:

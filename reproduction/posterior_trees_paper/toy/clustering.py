@@ -152,9 +152,8 @@ def run(
             save(out / FILES[2], drawn, trees, SIGMA)
     facts = {"samples": samples, "seeds": seeds, "sigma": SIGMA, "random_points": points}
     numbers = {"schema": 1, **facts, "figure": {"y": list(POINT), **found[0]}}
-    numbers |= {
-        "by_modes": {str(m): _mean(found[1:], m) for m in sorted({r["modes"] for r in found[1:]})}
-    }
+    modes = sorted({row["modes"] for row in found[1:]})
+    numbers["by_modes"] = {str(m): _mean(found[1:], m) for m in modes}
     store.write_json(out / FILES[0], numbers)
     store.write_bytes(out / FILES[1], table(numbers).encode())
     return numbers
