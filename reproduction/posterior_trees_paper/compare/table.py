@@ -136,16 +136,16 @@ def to_markdown(table: dict[str, Any]) -> str:
     """The table for people: values, then differences from ours with their intervals."""
     rows = table["methods"]
     head, cells = _grid(rows, "±")
-    lines = [f"# {table['title']}", "", _caption(table), "", *_pipe(head, cells)]
+    lines = [f"# {table['title']}", "", _caption(table), "", *pipe(head, cells)]
     lines += [f"\n**Beware.** {doubt}" for doubt in doubts(table)]
     others = [row for row in rows if "versus_ours" in row]
     if others:
         lines += ["", f"## Paired differences from {rows[0]['name']}", ""]
         lines += ["Method minus ours, mean over images and its 95 % interval; time over ours.", ""]
-        lines += _pipe(*_differences(rows[0], others))
+        lines += pipe(*_differences(rows[0], others))
     if any(row["acceptance"] for row in rows):
         lines += ["", "## Are the diffusion models trained well enough?", ""]
-        lines += [*_pipe(*accepted(table)), "", _tests(table)]
+        lines += [*pipe(*accepted(table)), "", _tests(table)]
     lines += [f"\n{_moves(row)}" for row in rows if row["kind"] == "repaint"]
     if any(row["kind"] in BIASED for row in rows):
         lines += ["", BIAS]
@@ -225,11 +225,11 @@ def to_latex(table: dict[str, Any]) -> str:
     """The same values as a booktabs table."""
     head, cells = _grid(table["methods"], r"$\pm$")
     plain = [[_escape(cell) for cell in row] for row in (head, *cells)]
-    lines = [rf"% {table['title']}: {_caption(table)}".replace("\n", " ")]
-    lines += [rf"\begin{{tabular}}{{l{'r' * (len(head) - 1)}}}", r"\toprule"]
-    lines += [" & ".join(plain[0]) + r" \\", r"\midrule"]
-    lines += [" & ".join(row) + r" \\" for row in plain[1:]]
-    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"]) + "\n"
+    first, *rest = [" & ".join(row) + r" \\" for row in plain]
+    about = rf"% {table['title']}: {_caption(table)}".replace("\n", " ")
+    begin = rf"\begin{{tabular}}{{l{'r' * (len(head) - 1)}}}"
+    lines = [about, begin, r"\toprule", first, r"\midrule", *rest, r"\bottomrule", r"\end{tabular}"]
+    return "\n".join(lines) + "\n"
 
 
 def _grid(rows: list[dict[str, Any]], sign: str) -> tuple[list[str], list[list[str]]]:
@@ -240,19 +240,19 @@ def _grid(rows: list[dict[str, Any]], sign: str) -> tuple[list[str], list[list[s
     head += [f"{'hole ' if quality == 'psnr_hole' else ''}PSNR d={d}" for d in depths]
     head += [f"NLL d={d}" for d in depths[1:]] + [f"entropy d={d}" for d in depths[1:]]
     head += [f"held of {LEVEL:.0%}", "v", "χ²", "nearest", "s/image", "work MiB"]
+    forms = {"spread_skill": "{:.2f}", "rank_chi2": "{:.1f}", "nearest": "{:.2f}",
+             "seconds_per_image": "{:.3g}"}  # fmt: skip
     cells = []
     for row in rows:
-        seen = [_count(row.get("trained_on"))] * shows_seen
-        line = [label(row), *seen, _count(row["evaluations"])]
-        line += [_spread(row[quality][d], sign, 2) for d in depths]
-        line += [_spread(row["nll"][d], sign, 2) for d in depths[1:]]
+        seen = [_number(row.get("trained_on"), "{:,}")] * shows_seen
+        line = [label(row), *seen, _number(row["evaluations"], "{:,}")]
+        line += [spread(row[quality][d], sign) for d in depths]
+        line += [spread(row["nll"][d], sign) for d in depths[1:]]
         line += [f"{row['entropy'][d]['mean']:.2f}" for d in depths[1:]]
-        line += [_coverage(row.get("coverage"))]
-        line += [_number(row["spread_skill"], "{:.2f}"), _number(row["rank_chi2"], "{:.1f}")]
-        line += [_number(row["nearest"], "{:.2f}")]
         mebibytes = None if row["peak_bytes"] is None else row["peak_bytes"] / 2**20
-        line += [_number(row["seconds_per_image"], "{:.3g}"), _number(mebibytes, "{:.0f}")]
-        cells.append(line)
+        line.append(_coverage(row.get("coverage")))
+        line += [_number(row[key], form) for key, form in forms.items()]
+        cells.append([*line, _number(mebibytes, "{:.0f}")])
     return head, cells
 
 
@@ -300,13 +300,14 @@ def _caption(table: dict[str, Any]) -> str:
     )
 
 
-def _pipe(head: list[str], cells: list[list[str]]) -> list[str]:
-    lines = [head, ["---", *["--:"] * (len(head) - 1)], *cells]
-    return ["| " + " | ".join(line) + " |" for line in lines]
+def pipe(head: list[str], cells: list[list[str]], words: int = 1) -> list[str]:
+    """The lines of a Markdown table, in whose first columns are words and in the others numbers."""
+    lines = [head, ["---"] * words + ["--:"] * (len(head) - words), *cells]
+    return [f"| {' | '.join(line)} |" for line in lines]
 
 
-def _spread(value: dict[str, Any], sign: str, digits: int) -> str:
-    return f"{value['mean']:.{digits}f} {sign} {value['std']:.{digits}f}"
+def spread(value: dict[str, Any], sign: str = "±") -> str:
+    return f"{value['mean']:.2f} {sign} {value['std']:.2f}"
 
 
 def _interval(value: dict[str, Any]) -> str:
@@ -314,16 +315,12 @@ def _interval(value: dict[str, Any]) -> str:
     return f"{value['mean']:+.3f}" + ("" if math.isnan(value["low"]) else interval)
 
 
-def _number(value: float | None, form: str) -> str:
+def _number(value: float | int | None, form: str) -> str:
     return "–" if value is None else form.format(value)
 
 
 def _coverage(found: dict[str, Any] | None) -> str:
     return "–" if found is None else f"{found['held']:.2f} ({_number(found['claim'], '{:.2f}')})"
-
-
-def _count(value: int | None) -> str:
-    return "–" if value is None else f"{value:,}"
 
 
 def _escape(text: str) -> str:
