@@ -32,13 +32,13 @@ from torch import Tensor
 
 from posterior_trees import store
 from posterior_trees.clustering import hierarchical_kmeans
-from posterior_trees.toys import GaussianMixture
 from posterior_trees.tree import Tree
 from posterior_trees_paper.toy.clustering_figure import assign, save
 from posterior_trees_paper.toy.figure import POINT
+from posterior_trees_paper.toy.network import MIXTURE, SIGMA
 
 LAYOUTS = {"flat": (4,), "hierarchical": (2, 2)}
-SAMPLES, SEEDS, POINTS, SIGMA = 10_000, 20, 200, 2.0
+SAMPLES, SEEDS, POINTS = 10_000, 20, 200
 NEGLIGIBLE, GOOD = 0.02, 0.01
 FILES = "numbers.json", "table.md", "figure.png"
 NAMES = {
@@ -63,12 +63,11 @@ class Posterior:
 
     @classmethod
     def at(cls, y: Float[Tensor, "d"], sigma: float, samples: Float[Tensor, "s d"]) -> "Posterior":
-        mixture = GaussianMixture()
-        total = mixture.variance + sigma**2
-        means = mixture.means.to(y)
-        log_weights = mixture.weights.to(y).log() - (y - means).square().sum(dim=1) / (2 * total)
-        centers = means + mixture.variance / total * (y - means)
-        deviation = (mixture.variance * sigma**2 / total) ** 0.5
+        total = MIXTURE.variance + sigma**2
+        means = MIXTURE.means.to(y)
+        log_weights = MIXTURE.weights.to(y).log() - (y - means).square().sum(dim=1) / (2 * total)
+        centers = means + MIXTURE.variance / total * (y - means)
+        deviation = (MIXTURE.variance * sigma**2 / total) ** 0.5
         return cls(log_weights.softmax(dim=0), centers, deviation, samples)
 
     @property
@@ -137,19 +136,19 @@ def run(
     """Write `numbers.json`, `table.md` and `figure.png` to `out`; returns the numbers."""
     out = Path(out)
     out.mkdir(parents=True, exist_ok=True)
-    mixture, generator = GaussianMixture(), torch.Generator().manual_seed(0)
-    x = mixture.sample(points, generator)
+    generator = torch.Generator().manual_seed(0)
+    x = MIXTURE.sample(points, generator)
     y = torch.cat([torch.tensor([POINT]), x + SIGMA * torch.randn(x.shape, generator=generator)])
     found: list[dict[str, Any]] = []
     for number, point in enumerate(y):
-        drawn = mixture.sample_posterior(point[None], SIGMA, samples, generator)[0]
+        drawn = MIXTURE.sample_posterior(point[None], SIGMA, samples, generator)[0]
         posterior = Posterior.at(point, SIGMA, drawn)
         trees = {name: cluster(drawn, k, seeds, seed=number) for name, k in LAYOUTS.items()}
         row = {name: measure(tree, posterior) for name, tree in trees.items()}
         rarest = posterior.weights[posterior.rarest].item()
         found.append({"modes": posterior.modes, "rarest": rarest, **row})
         if number == 0:
-            save(out / FILES[2], drawn, trees, SIGMA)
+            save(out / FILES[2], drawn, trees)
     facts = {"samples": samples, "seeds": seeds, "sigma": SIGMA, "random_points": points}
     numbers = {"schema": 1, **facts, "figure": {"y": list(POINT), **found[0]}}
     modes = sorted({row["modes"] for row in found[1:]})

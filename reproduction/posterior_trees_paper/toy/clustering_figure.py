@@ -10,7 +10,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from posterior_trees.toys import GaussianMixture
 from posterior_trees.tree import Tree
 from posterior_trees_paper.toy.figure import (
     INK,
@@ -26,9 +25,7 @@ COLUMNS = 4
 TITLES = {"flat": "Flat K-means, K = 4", "hierarchical": "Hierarchical K-means, K = 2, d = 2"}
 
 
-def save(
-    file: Path, samples: Float[Tensor, "s d"], trees: dict[str, Tree], sigma: float | int
-) -> None:
+def save(file: Path, samples: Float[Tensor, "s d"], trees: dict[str, Tree]) -> None:
     """Draw the first seeds of both methods."""
     figure = Figure(figsize=(12.6, 5.6))
     frame = {"left": 0.035, "right": 0.955, "bottom": 0.08, "top": 0.93}
@@ -38,7 +35,7 @@ def save(
     )
     y, order = torch.tensor([POINT]), sort_siblings(trees["hierarchical"][0])
     for row, (name, tree) in enumerate(trees.items()):
-        scene = Scene(GaussianMixture(), sigma, y, samples[None], tree, tree, tree)
+        scene = Scene(y, samples[None], tree, tree, tree)
         for column in range(min(COLUMNS, len(tree))):
             axes = figure.add_subplot(grid[row, column])
             one = match_siblings(tree[column], order)

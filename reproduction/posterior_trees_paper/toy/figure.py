@@ -20,9 +20,8 @@ from matplotlib.patheffects import withStroke
 from torch import Tensor
 
 from posterior_trees.clustering import hierarchical_kmeans
-from posterior_trees.toys import GaussianMixture
 from posterior_trees.tree import Tree, grow
-from posterior_trees_paper.toy.network import TreeMLP
+from posterior_trees_paper.toy.network import MIXTURE, SIGMA, TreeMLP
 
 POINT = (-3.5, 4.5)
 MORE_POINTS = ((-1.0, 0.0), (0.0, 3.3), (2.0, 5.4))
@@ -43,8 +42,6 @@ HALO = [withStroke(linewidth=2.2, foreground="white")]
 class Scene:
     """One measurement, its posterior, and three trees of it."""
 
-    mixture: GaussianMixture
-    sigma: float
     y: Float[Tensor, "1 d"]
     samples: Float[Tensor, "1 s d"]
     flat: Tree
@@ -53,22 +50,22 @@ class Scene:
 
     @classmethod
     @torch.no_grad()
-    def at(cls, y: Sequence[float], mixture: GaussianMixture, sigma: float, network: TreeMLP):
+    def at(cls, y: Sequence[float], network: TreeMLP) -> "Scene":
         generator = torch.Generator().manual_seed(SEED)
         point = torch.tensor([y])
-        samples = mixture.sample_posterior(point, sigma, SAMPLES, generator)
+        samples = MIXTURE.sample_posterior(point, SIGMA, SAMPLES, generator)
         leaves = network(point)
         clustered = sort_siblings(hierarchical_kmeans(samples, 2, 2, generator=generator))
         flat = hierarchical_kmeans(samples, 4, 1, generator=generator)
         predicted = grow(leaves.images, leaves.log_probs, 2)
         flat, predicted = match_siblings(flat, clustered), match_siblings(predicted, clustered)
-        return cls(mixture, sigma, point, samples, flat, clustered, predicted)
+        return cls(point, samples, flat, clustered, predicted)
 
 
-def save(out: Path, mixture: GaussianMixture, sigma: float, network: TreeMLP) -> None:
+def save(out: Path, network: TreeMLP) -> None:
     """Write `toy.png`, the paper's figure, and `toy_more.png`, further measurements."""
-    draw(Scene.at(POINT, mixture, sigma, network)).savefig(out / "toy.png", dpi=220)
-    scenes = [Scene.at(point, mixture, sigma, network) for point in MORE_POINTS]
+    draw(Scene.at(POINT, network)).savefig(out / "toy.png", dpi=220)
+    scenes = [Scene.at(point, network) for point in MORE_POINTS]
     draw_more(scenes).savefig(out / "toy_more.png", dpi=200)
 
 
@@ -166,10 +163,10 @@ def _heat(axes: Axes, density: Tensor, colors: LinearSegmentedColormap) -> None:
 
 def _draw_task(axes: Axes, scene: Scene) -> None:
     pixels = _plane(axes)
-    _heat(axes, scene.mixture.log_prob(pixels).exp(), PRIOR)
+    _heat(axes, MIXTURE.log_prob(pixels).exp(), PRIOR)
     generator = torch.Generator().manual_seed(SEED)
-    x = scene.mixture.sample(PAIRS, generator)
-    y = x + scene.sigma * torch.randn(x.shape, generator=generator)
+    x = MIXTURE.sample(PAIRS, generator)
+    y = x + SIGMA * torch.randn(x.shape, generator=generator)
     axes.plot(*torch.stack([x, y]).permute(2, 0, 1).numpy(), color=FAINT, linewidth=0.5, zorder=2)
     axes.scatter(*y.T.numpy(), 13, "white", edgecolors=INK, linewidths=0.7, zorder=3)
     axes.scatter(*x.T.numpy(), 13, DEEP, linewidths=0, zorder=4)
@@ -179,7 +176,7 @@ def draw_posterior(axes: Axes, scene: Scene, tree: Tree, with_probabilities: boo
     """The posterior, and over it the cells, nodes and leaves of a tree, its root, the analytic mean
     and the measurement."""
     pixels = _plane(axes)
-    density = scene.mixture.posterior_log_prob(pixels.reshape(1, -1, 2), scene.y, scene.sigma).exp()
+    density = MIXTURE.posterior_log_prob(pixels.reshape(1, -1, 2), scene.y, SIGMA).exp()
     _heat(axes, density.reshape(SIDE, SIDE), POSTERIOR)
     _draw_borders(axes, tree, pixels)
     if tree.depth > 1:
@@ -187,7 +184,7 @@ def draw_posterior(axes: Axes, scene: Scene, tree: Tree, with_probabilities: boo
             axes.scatter(*node, 62, color, marker="^", edgecolors="white", linewidths=0.9, zorder=4)
     for leaf, color in zip(tree.leaves[0], LEAVES, strict=True):
         axes.scatter(*leaf, 46, color, edgecolors="white", linewidths=0.9, zorder=5)
-    mean = scene.mixture.posterior_mean(scene.y, scene.sigma)[0]
+    mean = MIXTURE.posterior_mean(scene.y, SIGMA)[0]
     axes.scatter(*tree.root[0], 150, INK, marker="*", edgecolors="white", linewidths=0.9, zorder=6)
     axes.scatter(*mean, 42, RED, marker="*", edgecolors="white", linewidths=0.5, zorder=7)
     axes.scatter(*scene.y[0], 110, "none", edgecolors=RED, linewidths=1.5, zorder=8)
