@@ -20,6 +20,7 @@ from posterior_trees_paper.baselines.calibration import (
     chi_square,
     choose_directions,
     expected_v,
+    nearest_distance,
     ranks,
     spread_and_skill,
     spread_skill,
@@ -34,7 +35,6 @@ from posterior_trees_paper.baselines.folder import (
     read_samples,
     write_samples,
 )
-from posterior_trees_paper.baselines.nearest import nearest_distance
 from posterior_trees_paper.baselines.sampling import Baseline
 from posterior_trees_paper.baselines.spec import parse_baseline
 from posterior_trees_paper.cli.baseline import parse_options
@@ -1002,8 +1002,8 @@ def test_groups_change_neither_ranks_nor_scores(tmp_path) -> None:
     samples = torch.rand(7, 9, 1, 2, 3, generator=seeded(1))
     method, found = method_of(samples), []
     for group in (3, 7):
-        options = {"group": group, "shown": 0}
-        comparison = Comparison(tmp_path / f"{group}", inputs_of(x), random_answers(), **options)
+        folder = tmp_path / f"{group}"
+        comparison = Comparison(folder, inputs_of(x), random_answers(), group=group)
         found.append(scored(comparison, method))
     assert not torch.equal(comparison.directions[0], comparison.directions[1])
     assert torch.equal(found[0]["ranks"], found[1]["ranks"])
@@ -1015,8 +1015,7 @@ def test_every_group_draws_lots_of_its_own(tmp_path) -> None:
     """All samples are the truth: only lots tell the ranks, and not the same ones in each group."""
     x = torch.rand(60, 1, 2, 3, generator=seeded())
     method = method_of(x[:, None].expand(-1, 9, -1, -1, -1))
-    options = {"group": 1, "shown": 0}
-    comparison = Comparison(tmp_path, inputs_of(x), random_answers(), **options)
+    comparison = Comparison(tmp_path, inputs_of(x), random_answers(), group=1)
     bins = scored(comparison, method)["ranks"]
     assert len(bins.unique(dim=0)) > 50
     assert chi_square(bins) < 27

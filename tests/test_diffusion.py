@@ -12,8 +12,10 @@ from posterior_trees_paper.baselines import learned, sampling
 from posterior_trees_paper.baselines.diffusion import (
     DiffusionLearner,
     DiffusionModel,
+    DiffusionUNet,
     ImageDenoiser,
     see,
+    sinusoids,
 )
 from posterior_trees_paper.baselines.gan import GanModel, RcGanLearner
 from posterior_trees_paper.baselines.sampling import (
@@ -30,7 +32,6 @@ from posterior_trees_paper.baselines.spec import (
     spec_to_facts,
 )
 from posterior_trees_paper.baselines.train import fit_baseline
-from posterior_trees_paper.baselines.unet import DiffusionUNet, sinusoids
 from posterior_trees_paper.baselines.weights import average_share
 from tiny import RECIPE, make_blobs, make_recipe
 

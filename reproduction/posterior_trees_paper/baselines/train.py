@@ -66,7 +66,7 @@ def fit_baseline(
         loop.resume()
         steps: Iterator[int] = iter(range(loop.step, loop.total_steps))
         for step in watch(steps, loop.step, loop.total_steps) if watch else steps:
-            if loop.is_stale:
+            if 0 < spec.patience <= loop.stale:  # so long has the held-out loss not fallen
                 break
             loop.advance(step)
             if time.monotonic() > deadline:
@@ -97,12 +97,9 @@ class Loop:
                 "are none: set data.validation above 0"
             )
         self.order = Order(
-            len(train),
-            self.recipe.training.batch_size,
-            repeat=self.recipe.data.repeat,
-            generator=lambda epoch: self._generator(epoch, 1),
-            device=self.device,
-        )
+            len(train), self.recipe.training.batch_size, repeat=self.recipe.data.repeat,
+            generator=lambda epoch: self._generator(epoch, 1), device=self.device,
+        )  # fmt: skip
         self.batch_size, self.steps_per_epoch = self.order.batch_size, self.order.steps_per_epoch
         self.total_steps = self.recipe.training.epochs * self.steps_per_epoch
         self.schedule = Schedule(self.recipe.optimizer, self.total_steps)
@@ -148,11 +145,6 @@ class Loop:
         generator = self._generator(step, 4, self.device)
         self.learner.network.train()
         return self.learner.draw(x, y, generator)
-
-    @property
-    def is_stale(self) -> bool:
-        """Whether the held-out loss has not fallen for as long as the recipe waits."""
-        return 0 < self.spec.patience <= self.stale
 
     def _log(self) -> None:
         self._refuse_nan()
@@ -212,19 +204,15 @@ class Loop:
         states = {str(i): o.state_dict()["state"] for i, o in enumerate(self.learner.optimizers)}
         self.run.save(
             {
-                "step": self.step,
-                "seconds": self.seconds,
+                "step": self.step, "seconds": self.seconds, "stale": self.stale,
                 "best": self.best if math.isfinite(self.best) else None,
-                "stale": self.stale,
-                "images": describe_images(self.train),
+                "images": describe_images(self.train), "spec": spec_to_facts(self.spec),
                 "schedule": self.schedule.state_dict(),
-                "spec": spec_to_facts(self.spec),
-                "model": dict(self.learner.model.state_dict()),
-                "average": self.average.values,
+                "model": dict(self.learner.model.state_dict()), "average": self.average.values,
                 "losses": torch.stack(self.losses) if self.losses else torch.zeros(0),
                 "optimizers": states,
             }
-        )
+        )  # fmt: skip
         self.saved_at = time.monotonic()
 
     def resume(self) -> None:
@@ -251,7 +239,5 @@ class Loop:
             load_slots(optimizer, state["optimizers"].get(str(number), {}))
         self.run.rewind(self.step)
 
-    def _generator(
-        self, step: int, purpose: int, device: torch.device | None = None
-    ) -> torch.Generator:
-        return step_generator(self.recipe.seed, step, purpose, device or "cpu")
+    def _generator(self, step: int, purpose: int, device: Any = "cpu") -> torch.Generator:
+        return step_generator(self.recipe.seed, step, purpose, device)

@@ -98,16 +98,14 @@ def peak_bytes(call: Callable[[], object], device: str | torch.device = "cpu") -
     device = torch.device(device)
     gc.collect()
     if device.type == "cuda":
-        torch.cuda.synchronize(device)
+        wait(device)
         torch.cuda.reset_peak_memory_stats(device)
         call()
-        torch.cuda.synchronize(device)
+        wait(device)
         return torch.cuda.max_memory_allocated(device)
-    if device.type != "cpu" or not _reset_peak():
-        call()
-        return None
+    is_told = device.type == "cpu" and _reset_peak()
     call()
-    return resident_bytes("VmHWM")
+    return resident_bytes("VmHWM") if is_told else None
 
 
 def resident_bytes(field: str = "VmRSS") -> int | None:

@@ -48,8 +48,8 @@ class Point:
         return self.branching**self.depth
 
     def build(self, device: torch.device) -> TreePredictor:
-        names = ("size", "branching", "depth", "c_init", "channels", "decoder")
-        return fresh(square_recipe(**{name: getattr(self, name) for name in names}), device)
+        options = {name: value for name, value in vars(self).items() if name != "batch"}
+        return fresh(square_recipe(**options), device)
 
 
 def sweeps(center: Point) -> Iterator[tuple[str, list[Point]]]:

@@ -8,14 +8,6 @@ from posterior_trees.cli.options import add_changes, add_device, add_limit, coun
 from posterior_trees.errors import InputError
 
 PRECISIONS = ("float32", "bfloat16", "float16")
-KEYS = {
-    "branching": "tree.branching={}",
-    "depth": "tree.depth={}",
-    "c_init": "network.c_init={}",
-    "channels": "data.channels={}",
-    "size": "data.size={}",
-}
-"""Options that change a key of the recipe whose network is measured."""
 
 
 def add(commands: Any) -> None:
@@ -136,20 +128,19 @@ def _recipe(arguments: argparse.Namespace) -> Any:
     """The model's recipe, or another one with the changes of the options."""
     from posterior_trees.models.checkpoint import load_recipe
     from posterior_trees.recipe import parse_recipe
-    from posterior_trees_paper.bench.subject import PAPER, find_recipe
+    from posterior_trees_paper.bench.subject import KEYS, PAPER, find_recipe
 
-    given = [name for name in KEYS if getattr(arguments, name) is not None]
+    values = {name: value for name in KEYS if (value := getattr(arguments, name, None)) is not None}
     if arguments.model:
-        fixed = [f"--{name.replace('_', '-')}" for name in given if name != "size"]
+        fixed = [f"--{name.replace('_', '-')}" for name in values if name != "size"]
         if fixed:
             raise InputError(f"the model decides about {', '.join(fixed)}: leave it out")
         return load_recipe(arguments.model)
-    values = vars(arguments) | ({"size": list(_size(arguments))} if arguments.size else {})
-    changes = [KEYS[name].format(values[name]) for name in given]
+    if arguments.size or not arguments.recipe:
+        values["size"] = list(_size(arguments)) if arguments.size else [64, 64]
+    changes = [KEYS[name].format(value) for name, value in values.items()]
     if arguments.recipe:
         return find_recipe(arguments.recipe, changes)
-    if arguments.size is None:
-        changes.append(KEYS["size"].format([64, 64]))
     return parse_recipe(PAPER, changes)
 
 
@@ -190,14 +181,14 @@ def run_kernels(arguments: argparse.Namespace) -> None:
 
 
 def run_balancer(arguments: argparse.Namespace) -> None:
-    from posterior_trees_paper.bench.balancing import bench_balancing
+    from posterior_trees_paper.bench.rivals import bench_balancing
 
     what = arguments.set_sizes, arguments.leaves, _device(arguments)
     _show(bench_balancing(*what, **_given(arguments, "skip_missing")), arguments)
 
 
 def run_kmeans(arguments: argparse.Namespace) -> None:
-    from posterior_trees_paper.bench.clustering import bench_clustering
+    from posterior_trees_paper.bench.rivals import bench_clustering
 
     how = _given(arguments, "samples", "channels", "branching", "depth", "skip_missing")
     device, size = _device(arguments), _size(arguments)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from posterior_trees import store
+from posterior_trees.data import evenly_spaced
 from posterior_trees.fast.graph import WARM_UP
 from posterior_trees.guarantee import cuts
 from posterior_trees.metrics import LEAST_ERROR, entropy, nll, psnr
@@ -22,11 +23,11 @@ from posterior_trees.predictor import Predictor
 from posterior_trees.tree import Tree, grow
 from posterior_trees_paper.baselines.calibration import (
     choose_directions,
+    nearest_distance,
     ranks,
     spread_and_skill,
     usable_count,
 )
-from posterior_trees_paper.baselines.nearest import nearest_distance
 from posterior_trees_paper.bench.clock import wait
 from posterior_trees_paper.compare.fingerprint import of_images, of_tensors
 from posterior_trees_paper.compare.methods import Answer, Inputs, Method
@@ -54,16 +55,14 @@ class Comparison:
         *,
         group: int = 10,
         seed: int = 0,
-        shown: int = SHOWN,
         training: Training | None = None,
         identity: dict[str, str] | None = None,
     ) -> None:
         self.folder, self.inputs, self.group, self.seed = folder, inputs, group, seed
-        self.training = training
+        self.training, self.hole, self.made = training, inputs.hole, provenance()
         self.warmed: set[str] = set()
-        self.hole, self.made = inputs.hole, provenance()
         count, device = len(inputs.indices), inputs.x.device
-        self.shown = sorted({i * count // min(shown, count) for i in range(min(shown, count))})
+        self.shown = evenly_spaced(count, SHOWN)
         with torch.no_grad():
             trees = [predictor(y) for y in inputs.y.split(64)]
         spreads = torch.cat([(t.leaves - t.root.unsqueeze(1)).cpu() for t in trees])
@@ -71,15 +70,12 @@ class Comparison:
         spreads *= weights.reshape(*weights.shape, 1, 1, 1)
         self.directions = choose_directions(spreads.shape[2:], count, spreads, seed=seed)
         self.settings = {
-            "images": inputs.indices.tolist(),
-            "branching": list(predictor.branching),
-            "seed": seed,
-            "group": group,
-            "shown": self.shown,
+            "images": inputs.indices.tolist(), "branching": list(predictor.branching),
+            "seed": seed, "group": group, "shown": self.shown,
             "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
             "inputs": of_tensors([inputs.x, inputs.y]),
             **(identity or {}),
-        }
+        }  # fmt: skip
         if inputs.groups is not None:
             self.settings["groups"] = len(inputs.groups.unique())
         if training is not None:
@@ -144,11 +140,8 @@ class Comparison:
             tensors, facts = store.read(self.file(method, part))
             for place in self.shown:
                 if f"tree.{place}.leaves" in tensors:
-                    trees[place] = grow(
-                        tensors[f"tree.{place}.leaves"],
-                        tensors[f"tree.{place}.log_probs"],
-                        facts["settings"]["branching"],
-                    )
+                    stored = (tensors[f"tree.{place}.{name}"] for name in ("leaves", "log_probs"))
+                    trees[place] = grow(*stored, facts["settings"]["branching"])
         return trees
 
     def _about(self, method: Method) -> dict[str, Any]:
@@ -156,9 +149,9 @@ class Comparison:
 
     def _score(self, answer: Answer, part: slice, training: Training | None) -> dict[str, Tensor]:
         x, tree = self.inputs.x[part], answer.tree
-        values = {"psnr": psnr(tree, x), "nll": nll(tree, x), "entropy": entropy(tree)}
-        values["psnr_best"] = best_psnr(tree, x, self.hole)
-        values["likelier"] = cuts.score(tree, x, None)
+        values = {"psnr": psnr(tree, x), "nll": nll(tree, x), "entropy": entropy(tree),
+                  "psnr_best": best_psnr(tree, x, self.hole),
+                  "likelier": cuts.score(tree, x, None)}  # fmt: skip
         if self.hole is not None:
             values["psnr_hole"] = psnr(tree, x, self.hole)
         if answer.samples is not None:

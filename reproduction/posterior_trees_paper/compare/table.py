@@ -59,18 +59,13 @@ def make_row(
     if all(fact["seconds"] is not None for fact in facts):
         seconds = [fact["seconds"] / fact["size"] for fact in facts]
     row: dict[str, Any] = {
-        "name": name,
-        "kind": settings["kind"],
-        "settings": _shown(settings),
-        "made": facts[0].get("made"),
-        "n": len(values["psnr"]),
-        "trained_on": seen,
+        "name": name, "kind": settings["kind"], "settings": _shown(settings),
+        "made": facts[0].get("made"), "n": len(values["psnr"]), "trained_on": seen,
         "evaluations": facts[0]["evaluations"],
         # The median: the first group may compile or wait for the device.
         "seconds_per_image": statistics.median(seconds) if seconds else None,
-        "seconds_of_groups": seconds,
-        "peak_bytes": None if None in peaks else max(peaks),
-    }
+        "seconds_of_groups": seconds, "peak_bytes": None if None in peaks else max(peaks),
+    }  # fmt: skip
     for key in VALUES:
         row[key] = per_depth(values[key], groups) if key in values else None
     row["nll_clamped"] = clamped

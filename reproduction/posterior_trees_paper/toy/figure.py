@@ -28,6 +28,7 @@ MORE_POINTS = ((-1.0, 0.0), (0.0, 3.3), (2.0, 5.4))
 SAMPLES, PAIRS, SEED = 10_000, 70, 7
 WINDOW = (-9.5, 4.5), (-4.9, 9.1)
 SIDE = 281
+TITLES = "Flat K-means, K = 4", "Hierarchical K-means", "Posterior tree (ours)"
 INK, FAINT, RED, DEEP = "#22262e", "#9aa0a8", "#c1272d", "#08306b"
 NODES = "#0072b2", "#b35900"
 LEAVES = "#004a7c", "#56b4e9", "#7a3d00", "#e69f00"
@@ -35,18 +36,21 @@ PRIOR = LinearSegmentedColormap.from_list("prior", ["#ffffff", "#c6dbef", "#6bae
 POSTERIOR = LinearSegmentedColormap.from_list(
     "posterior", ["#ffffff", "#fde3de", "#f7aca1", "#e0605a", "#b5242a"]
 )
+BELOW, AT_LEFT, AT_RIGHT = (
+    {"xytext": (0, -6), "ha": "center", "va": "top"},
+    {"xytext": (-10, 2), "ha": "right", "va": "center"},
+    {"xytext": (10, 2), "ha": "left", "va": "center"},
+)
 HALO = [withStroke(linewidth=2.2, foreground="white")]
 
 
 @dataclass(frozen=True)
 class Scene:
-    """One measurement, its posterior, and three trees of it."""
+    """One measurement, its posterior, and the trees of `TITLES`."""
 
     y: Float[Tensor, "1 d"]
     samples: Float[Tensor, "1 s d"]
-    flat: Tree
-    clustered: Tree
-    predicted: Tree
+    trees: tuple[Tree, ...] = ()
 
     @classmethod
     @torch.no_grad()
@@ -59,7 +63,7 @@ class Scene:
         flat = hierarchical_kmeans(samples, 4, 1, generator=generator)
         predicted = grow(leaves.images, leaves.log_probs, 2)
         flat, predicted = match_siblings(flat, clustered), match_siblings(predicted, clustered)
-        return cls(point, samples, flat, clustered, predicted)
+        return cls(point, samples, (flat, clustered, predicted))
 
 
 def save(out: Path, network: TreeMLP) -> None:
@@ -78,12 +82,7 @@ def draw(scene: Scene) -> Figure:
     _draw_task(task, scene)
     _caption(task, "a", "Denoising task")
     _draw_legend(figure.add_subplot(grid[1, 0]))
-    panels = {
-        "Flat K-means, K = 4": scene.flat,
-        "Hierarchical K-means": scene.clustered,
-        "Posterior tree (ours)": scene.predicted,
-    }
-    for column, (title, tree) in enumerate(panels.items(), start=1):
+    for column, (title, tree) in enumerate(zip(TITLES, scene.trees, strict=True), start=1):
         plane = figure.add_subplot(grid[0, column])
         draw_posterior(plane, scene, tree)
         _caption(plane, "abcd"[column], title)
@@ -98,11 +97,9 @@ def draw_more(scenes: Sequence[Scene]) -> Figure:
     frame = {"left": 0.01, "right": 0.99, "bottom": 0.01, "top": top}
     columns = {"width_ratios": (3, 3, 3, 1), "wspace": 0.04, "hspace": 0.04}
     grid = figure.add_gridspec(len(scenes), 4, **columns, **frame)
-    titles = "Flat K-means, K = 4", "Hierarchical K-means", "Posterior tree (ours)"
     for row, scene in enumerate(scenes):
         clusters = grid[row, 3].subgridspec(3, 1, hspace=0.06)
-        trees = scene.flat, scene.clustered, scene.predicted
-        for column, (tree, title) in enumerate(zip(trees, titles, strict=True)):
+        for column, (tree, title) in enumerate(zip(scene.trees, TITLES, strict=True)):
             plane = figure.add_subplot(grid[row, column])
             draw_posterior(plane, scene, tree, with_probabilities=True)
             small = figure.add_subplot(clusters[column])
@@ -253,16 +250,9 @@ def _draw_tree(axes: Axes, tree: Tree) -> None:
                 ends = zip(place[path[:-1]], (u, v), strict=True)
                 axes.plot(*ends, color=color, linewidth=0.7 + 5 * p, alpha=0.55, zorder=1)
             axes.scatter(u, v, size, color, marker=marker, edgecolors="white", zorder=3)
-            _label_node(axes, (u, v), p, 0 if level == tree.depth else -1 if u < 1.5 else 1)
-
-
-def _label_node(axes: Axes, point: tuple[float, float], p: float, side: int) -> None:
-    """A probability at the left (−1) or right (1) of a node, or below it (0)."""
-    axes.annotate(
-        f"{p:.2f}", point, (10 * side, 2 if side else -6), textcoords="offset points",
-        ha={-1: "right", 0: "center", 1: "left"}[side], va="center" if side else "top",
-        fontsize=9, color=INK, path_effects=HALO, zorder=4,
-    )  # fmt: skip
+            place_of_p = BELOW if level == tree.depth else AT_LEFT if u < 1.5 else AT_RIGHT
+            axes.annotate(f"{p:.2f}", (u, v), **place_of_p, textcoords="offset points",
+                          fontsize=9, color=INK, path_effects=HALO, zorder=4)  # fmt: skip
 
 
 def _draw_legend(axes: Axes) -> None:
