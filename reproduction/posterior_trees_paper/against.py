@@ -42,19 +42,15 @@ def read_judged(folder: Path, name: str) -> Judged:
     scores, facts = store.read(folder / f"{name}_scores.safetensors")
     recipe = load_recipe(folder / f"{name}.safetensors")
     last = read_log(folder / f"{name}.jsonl")[-1]
-    leaves = scores["probs"].shape[1]
-    return Judged(
-        facts["names"],
-        find_groups(facts["names"], recipe.data.split),
-        {
-            "PSNR": scores.get("psnr_hole", scores["psnr"]).double(),
-            "NLL": clamp_nll(scores["nll"].double())[0],
-            "entropy": scores["entropy"].double(),
-        },
-        scores["leaf"].bincount(minlength=leaves) / len(scores["leaf"]),
-        last["seconds"] / 60,
-        last["epoch"] == recipe.training.epochs,
-    )
+    names = facts["names"]
+    values = {
+        "PSNR": scores.get("psnr_hole", scores["psnr"]).double(),
+        "NLL": clamp_nll(scores["nll"].double())[0],
+        "entropy": scores["entropy"].double(),
+    }
+    shares = scores["leaf"].bincount(minlength=scores["probs"].shape[1]) / len(scores["leaf"])
+    groups, is_done = find_groups(names, recipe.data.split), last["epoch"] == recipe.training.epochs
+    return Judged(names, groups, values, shares, last["seconds"] / 60, is_done)
 
 
 def find_judged(out: Path, name: str) -> list[Judged]:

@@ -38,7 +38,6 @@ from posterior_trees.evaluation.examples import save_examples
 from posterior_trees.evaluation.score import report, score, seconds_per_image
 from posterior_trees.metrics import summarize
 from posterior_trees.models.checkpoint import export_model, load, load_recipe
-from posterior_trees.predictor import Predictor
 from posterior_trees.recipe import Recipe, read_recipe
 from posterior_trees.training.run import read_log
 from posterior_trees.training.trainer import fit
@@ -182,15 +181,16 @@ def judge(recipe: Recipe, run: Path, out: Path, images: ImageSet) -> dict[str, A
     predictor = load(model)
     scores = score(predictor, images, batch_size=recipe.training.evaluation_batch, seed=recipe.seed)
     groups = find_groups(images.names, recipe.data.split)
-    about = {"model": run.name, "task": recipe.task, "split": "test"}
-    table = report(predictor, scores, **about, groups=groups)
+    about = {"model": run.name, "task": recipe.task, "split": "test", "groups": groups}
+    table = report(predictor, scores, **about)
     table |= {"seconds_per_image": seconds_per_image(predictor, images), "nfe": 1}
     store.write_json(out / f"{run.name}.json", table)
     store.write(out / f"{run.name}_scores.safetensors", scores, {"names": images.names})
     figure = out / f"{run.name}.jpg"
     shown: dict[str, Any] = {"count": SHOWN, "seed": recipe.seed, "dpi": 140}
     save_examples(figure, predictor, images, **shown)
-    if has_small_hole(predictor):
+    hole = predictor.measurement.hole
+    if hole is not None and hole.float().mean() < SMALL:  # the picture shows mostly what is known
         closer = figure.with_stem(f"{run.name}_closer")
         save_examples(closer, predictor, images, **shown, is_closer=True)
     last = read_log(run / "log.jsonl")[-1]
@@ -198,12 +198,6 @@ def judge(recipe: Recipe, run: Path, out: Path, images: ImageSet) -> dict[str, A
     row = {"state": "done" if is_done else "stopped", "epochs": last["epoch"]}
     row |= {"training_seconds": last["seconds"], "commit": predictor.about.get("commit")}
     return row | gains(scores, run.name, out, images.names, groups)
-
-
-def has_small_hole(predictor: Predictor) -> bool:
-    """Whether a figure of whole pictures shows mostly what is known."""
-    hole = predictor.measurement.hole
-    return hole is not None and hole.float().mean().item() < SMALL
 
 
 def gains(
@@ -214,13 +208,12 @@ def gains(
     quality = scores.get("psnr_hole", scores["psnr"])
     steps = [summarize(step, groups=groups)._asdict() for step in quality.diff(dim=1).T]
     found: dict[str, Any] = {"psnr_gain_per_level": steps}
-    base = name.removesuffix(PLAIN)
-    other = out / f"{base if name.endswith(PLAIN) else base + PLAIN}_scores.safetensors"
+    is_plain, base = name.endswith(PLAIN), name.removesuffix(PLAIN)
+    other = out / f"{base if is_plain else base + PLAIN}_scores.safetensors"
     if other.is_file():
         stored, facts = store.read(other)
         theirs = stored.get("psnr_hole", stored["psnr"])[:, 0]
         if facts.get("names") == images:
-            sign = -1 if name.endswith(PLAIN) else 1
-            difference = sign * (quality[:, 0] - theirs)
+            difference = (-1 if is_plain else 1) * (quality[:, 0] - theirs)
             found["tree_root_over_plain"] = summarize(difference, groups=groups)._asdict()
     return found

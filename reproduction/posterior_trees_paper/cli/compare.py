@@ -126,12 +126,11 @@ def set_up(arguments: argparse.Namespace) -> tuple[Any, list[Any], str, dict[str
         identity={"ours": of_files([find_model(arguments.model), *predictor_files(arguments)])},
     )  # fmt: skip
     settings = {"model": str(arguments.model), "commit": predictor.about.get("commit", "unknown")}
-    ours = predictor
-    if arguments.compile:
-        ours, settings["compiled"] = predictor.compile(), True
+    settings |= {"compiled": True} if arguments.compile else {}
+    ours = predictor.compile() if arguments.compile else predictor
     seen = trainings.count(predictor.about, recipe.data)
     methods = [tree_method("ours", ours, settings, seen)]
-    common = arguments, predictor, recipe, inputs, trainings
+    common = arguments, predictor, recipe.data, inputs, trainings
     methods += [make_method(text, *common) for text in arguments.methods]
     if len({method.name for method in methods}) < len(methods):
         raise InputError("two methods have the same name; 'ours' is the model's")
@@ -161,7 +160,7 @@ def make_method(
     text: str,
     arguments: argparse.Namespace,
     predictor: Any,
-    recipe: Any,
+    ours: Any,
     inputs: Any,
     trainings: Any,
 ) -> Any:
@@ -187,19 +186,18 @@ def make_method(
         )
     sampler, _, options = more.partition(":")
     baseline = _load(path, arguments.device, arguments.compile)
-    if baseline.recipe.data.channels != recipe.data.channels:
-        raise InputError(
-            f"{path} was trained on {baseline.recipe.data.channels} channels, "
-            f"{arguments.model} on {recipe.data.channels}: compare models of the same data"
-        )
     theirs = baseline.recipe.data
-    training = trainings.find(path, theirs, recipe.data, inputs.names)
-    known = baseline.about.get("train_names") if theirs.name == recipe.data.name else None
+    if theirs.channels != ours.channels:
+        raise InputError(
+            f"{path} was trained on {theirs.channels} channels, {arguments.model} on "
+            f"{ours.channels}: compare models of the same data"
+        )
+    training = trainings.find(path, theirs, ours, inputs.names)
+    known = baseline.about.get("train_names") if theirs.name == ours.name else None
     if doubt := describe_other_images(theirs, arguments.data, known):
         print(f"ptrees compare: {path}: {doubt}", file=sys.stderr)
     about = {"run": path, "trained": baseline.about, "weights": of_files([find_model(path)])}
-    if arguments.compile:
-        about["compiled"] = True
+    about |= {"compiled": True} if arguments.compile else {}
     return sampler_method(
         name, baseline, sampler or baseline.methods()[0], **common,
         options=parse_options(options.split(",") if options else []), settings=about,

@@ -56,7 +56,8 @@ def write_report(
         found.rows.append(row)
         found.values[job.name] = values
         shutil.copyfile(found.place.run(job) / "log.jsonl", out / f"{job.name}.jsonl")
-        _write_lines(out / f"{job.name}_leaves.jsonl", read_watch(found.place.run(job)))
+        lines = [json.dumps(line) + "\n" for line in read_watch(found.place.run(job))]
+        store.write_bytes(out / f"{job.name}_leaves.jsonl", "".join(lines).encode())
         say(f"{job.name}: examined")
     if plan.name in READS_DIGITS:
         _add_runner_up(found)
@@ -106,7 +107,3 @@ def _add_runner_up(found: Findings) -> None:
         f"{other.name} over {one.name}": digits.more_leaves(other.name, one.name)
         for one, other in found.equal_pairs()
     }
-
-
-def _write_lines(file: Path, lines: list[dict[str, Any]]) -> None:
-    store.write_bytes(file, "".join(json.dumps(line) + "\n" for line in lines).encode())

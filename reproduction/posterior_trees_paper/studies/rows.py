@@ -62,18 +62,12 @@ def score_row(judged: dict[str, Any]) -> dict[str, Any]:
     good = [leaf for leaf in reached if leaf["psnr"] > leaf["root_psnr"]]
     nll, entropy = ([level["mean"] for level in judged[name]] for name in ("nll", "entropy"))
     return {
-        "test_images": judged["n"],
-        "branching": judged["branching"],
+        "test_images": judged["n"], "branching": judged["branching"],
         "psnr": [level["mean"] for level in quality],
-        "nll": nll,
-        "entropy": entropy,
-        "calibration": nll[-1] - entropy[-1],
-        "leaves": len(leaves),
-        "good": len(good),
-        "dead": len(leaves) - len(reached),
-        "weak": len(reached) - len(good),
-        "rarest": min(leaf["frequency"] for leaf in leaves),
-    }
+        "nll": nll, "entropy": entropy, "calibration": nll[-1] - entropy[-1],
+        "leaves": len(leaves), "good": len(good), "dead": len(leaves) - len(reached),
+        "weak": len(reached) - len(good), "rarest": min(leaf["frequency"] for leaf in leaves),
+    }  # fmt: skip
 
 
 def has_diverged(row: dict[str, Any]) -> bool:
