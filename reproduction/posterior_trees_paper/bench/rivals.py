@@ -110,7 +110,7 @@ def _turn(conditional: Tensor, is_exact: bool) -> Callable[[], None]:
     """One step's share of a balancer in full swing: count, solve, choose."""
     samples, leaves = conditional.shape
     device, generator = conditional.device, torch.Generator().manual_seed(0)
-    how = {"ridge": RIDGE, "floor": FLOOR, "exact": is_exact, "device": device}
+    how: dict[str, Any] = {"ridge": RIDGE, "floor": FLOOR, "exact": is_exact, "device": device}
     balancer = LeafBalancer(leaves, samples, **how)
     winners = conditional.cpu().multinomial(1, generator=generator)[:, 0].to(device)
     balancer.update(torch.arange(samples, device=device), winners)
@@ -158,9 +158,9 @@ def bench_clustering(
     for count in images:
         x = make_samples(count, samples, (channels, *size)).to(device)
         host = x.cpu().flatten(2).numpy()
-        ours = x, branching, depth, RESTARTS
+        trees: tuple[Any, ...] = x, branching, depth, RESTARTS
         calls: dict[str, Callable[[], Any]] = {
-            OURS: lambda ours=ours: hierarchical_kmeans(*ours, dice.manual_seed(0)).leaves
+            OURS: lambda trees=trees: hierarchical_kmeans(*trees, dice.manual_seed(0)).leaves
         }
         if found:
             calls[THEIRS] = lambda host=host: [

@@ -86,8 +86,8 @@ def run_job(
     images = load_evaluation(job.recipe.data, data, "test")
     watch = LeafWatch(predictor, images, run, plan.snapshots, tell, job.recipe.seed)
     limit = until(None if minutes is None else 60 * minutes - RESERVE_SECONDS)
-    how = {"predictor": predictor, "accelerator": accelerator, "report": watch, "watch": limit}
-    fit(job.recipe, run, data=data, **how)
+    how: dict[str, Any] = {"data": data, "predictor": predictor, "accelerator": accelerator}
+    fit(job.recipe, run, **how, report=watch, watch=limit)
     log = read_log(run / "log.jsonl") if (run / "log.jsonl").is_file() else []
     if not log or log[-1]["epoch"] < job.recipe.training.epochs:
         return {"state": "stopped"}

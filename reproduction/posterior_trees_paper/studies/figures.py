@@ -78,8 +78,8 @@ def draw_strips(
             axes.spines[:].set(color=INK, linewidth=0.5)
             axes.set_title(title, fontsize=7, color=INK, pad=2)
             if column == 0:
-                style = {"rotation": 0, "ha": "right", "va": "center"}
-                axes.set_ylabel(strip.label, fontsize=8, color=INK, **style)
+                label = axes.set_ylabel(strip.label, fontsize=8, color=INK)
+                label.set(rotation=0, ha="right", va="center")
 
 
 def leaf_lines(
@@ -96,7 +96,7 @@ def leaf_lines(
         above = [value for value in lines[-1][key] if value > limits[1]]
         if above:
             count = f"{len(above)} of {len(lines[-1][key])} leaves end above:"
-            place = {"transform": axes.transAxes, "ha": "right", "va": "top"}
+            place: Any = {"transform": axes.transAxes, "ha": "right", "va": "top"}
             text = f"{count}\n{min(above):.2f} to {max(above):.2f}"
             axes.text(0.98, 0.95, text, **place, fontsize=7, color=INK)
         axes.set(xlabel="epoch", ylabel=heading, ylim=limits)

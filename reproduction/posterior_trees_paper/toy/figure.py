@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations, permutations, product
 from pathlib import Path
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -36,11 +37,11 @@ PRIOR = LinearSegmentedColormap.from_list("prior", ["#ffffff", "#c6dbef", "#6bae
 POSTERIOR = LinearSegmentedColormap.from_list(
     "posterior", ["#ffffff", "#fde3de", "#f7aca1", "#e0605a", "#b5242a"]
 )
-BELOW, AT_LEFT, AT_RIGHT = (
-    {"xytext": (0, -6), "ha": "center", "va": "top"},
-    {"xytext": (-10, 2), "ha": "right", "va": "center"},
-    {"xytext": (10, 2), "ha": "left", "va": "center"},
-)
+PLACES: dict[str, Any] = {
+    "below": {"xytext": (0, -6), "ha": "center", "va": "top"},
+    "left": {"xytext": (-10, 2), "ha": "right", "va": "center"},
+    "right": {"xytext": (10, 2), "ha": "left", "va": "center"},
+}
 HALO = [withStroke(linewidth=2.2, foreground="white")]
 
 
@@ -250,8 +251,8 @@ def _draw_tree(axes: Axes, tree: Tree) -> None:
                 ends = zip(place[path[:-1]], (u, v), strict=True)
                 axes.plot(*ends, color=color, linewidth=0.7 + 5 * p, alpha=0.55, zorder=1)
             axes.scatter(u, v, size, color, marker=marker, edgecolors="white", zorder=3)
-            place_of_p = BELOW if level == tree.depth else AT_LEFT if u < 1.5 else AT_RIGHT
-            axes.annotate(f"{p:.2f}", (u, v), **place_of_p, textcoords="offset points",
+            at = "below" if level == tree.depth else "left" if u < 1.5 else "right"
+            axes.annotate(f"{p:.2f}", (u, v), **PLACES[at], textcoords="offset points",
                           fontsize=9, color=INK, path_effects=HALO, zorder=4)  # fmt: skip
 
 
