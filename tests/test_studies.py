@@ -20,9 +20,16 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from posterior_trees_paper.cli.baseline import READER
-from posterior_trees_paper.studies import classifier, figures, looks
+from posterior_trees_paper.studies import classifier, figures
 from posterior_trees_paper.studies.classifier import DigitReader
-from posterior_trees_paper.studies.examine import compare, diversity, explained
+from posterior_trees_paper.studies.examine import (
+    compare,
+    diversity,
+    expected,
+    explained,
+    scan,
+    walk,
+)
 from posterior_trees_paper.studies.execute import Place, find_twin, run_all, run_job
 from posterior_trees_paper.studies.minority import RunnerUp, masses
 from posterior_trees_paper.studies.panels import PANELS, decoder_panels
@@ -90,7 +97,7 @@ def test_looks_are_what_showing_pictures_one_by_one_counts(branching: tuple[int,
     trees = random_tree(branching, math.prod(branching))
     for number, path in enumerate(trees.paths(trees.depth)):
         leaf = torch.full((len(trees),), number)
-        scanned, walked = looks.scan(trees, leaf).tolist(), looks.walk(trees, leaf).tolist()
+        scanned, walked = scan(trees, leaf).tolist(), walk(trees, leaf).tolist()
         assert scanned == [show(tree, path, is_list=True) for tree in trees]
         assert walked == [show(tree, path, is_list=False) for tree in trees]
 
@@ -98,25 +105,25 @@ def test_looks_are_what_showing_pictures_one_by_one_counts(branching: tuple[int,
 def test_equal_probabilities_take_five_looks_in_a_list_and_four_in_a_tree() -> None:
     flat = torch.full((1, 9), 1 / 9, dtype=torch.float64).log()
     tree = grow(torch.zeros(1, 9, 1, dtype=torch.float64), flat, (3, 3))
-    assert looks.expected(tree, looks.scan).item() == pytest.approx(5)
-    assert looks.expected(tree, looks.walk).item() == pytest.approx(4)
+    assert expected(tree, scan).item() == pytest.approx(5)
+    assert expected(tree, walk).item() == pytest.approx(4)
 
 
 def test_in_a_flat_set_walking_is_scanning_and_a_sure_leaf_is_seen_first() -> None:
     tree = random_tree(8, 8)
     leaf = torch.arange(7)
-    assert torch.equal(looks.walk(tree, leaf), looks.scan(tree, leaf))
+    assert torch.equal(walk(tree, leaf), scan(tree, leaf))
     sure = grow(torch.zeros(1, 9, 1), torch.tensor([[-60.0] * 5 + [0.0] + [-60.0] * 3]), (3, 3))
-    assert looks.walk(sure, torch.tensor([5])).item() == 2
-    assert looks.scan(sure, torch.tensor([5])).item() == 1
+    assert walk(sure, torch.tensor([5])).item() == 2
+    assert scan(sure, torch.tensor([5])).item() == 1
 
 
 def test_siblings_may_be_permuted_without_a_change_in_looks() -> None:
     tree = random_tree((3, 2), 6)
     order = torch.tensor([4, 5, 0, 1, 3, 2])
     other = grow(tree.leaves[:, order], tree.log_probs[-1][:, order], (3, 2))
-    for how in (looks.walk, looks.scan):
-        torch.testing.assert_close(looks.expected(tree, how), looks.expected(other, how))
+    for how in (walk, scan):
+        torch.testing.assert_close(expected(tree, how), expected(other, how))
 
 
 # --- what else is asked of a model ----------------------------------------------------------------

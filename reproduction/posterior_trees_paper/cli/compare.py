@@ -61,7 +61,7 @@ def add(commands: Any) -> None:
 def run_compare(arguments: argparse.Namespace) -> None:
     from posterior_trees.fast.predictor import tuned_convolutions
     from posterior_trees.progress import track
-    from posterior_trees_paper.compare.report import write_report
+    from posterior_trees_paper.compare.comparison import write_report
     from posterior_trees_paper.compare.table import accepted, doubts
 
     if arguments.inputs:

@@ -5,8 +5,8 @@ A study is a file in `recipes/studies/`: variants of a recipe, each trained with
     plan.py       the file → the runs of a study
     execute.py    train and judge the runs, side by side, resumable
     watch.py      what every leaf does after each epoch
-    examine.py    trained model → numbers per test image: diversity, best leaf, looks, digits read
-    looks.py      how many pictures a user looks at before the right one
+    examine.py    trained model → numbers per test image: diversity, best leaf, digits read, and
+                  how many pictures a user looks at before the right one
     classifier.py a small digit reader, to say what a leaf shows
     minority.py   the runner-up digit: its probability and its leaves
     rows.py       numbers per image → one row per run, and the findings of a study: all of them

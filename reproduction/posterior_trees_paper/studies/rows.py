@@ -8,7 +8,6 @@ is *weak*.
 import json
 from itertools import combinations
 from os import PathLike
-from statistics import fmean
 from typing import Any
 
 from torch import Tensor
@@ -73,12 +72,6 @@ def score_row(judged: dict[str, Any]) -> dict[str, Any]:
 def has_diverged(row: dict[str, Any]) -> bool:
     """Is the root's PSNR no number above 0 dB, its error as large as the whole range of values?"""
     return not row["psnr"][0] > 0
-
-
-def over_seeds(rows: list[dict[str, Any]], value) -> tuple[float, float]:
-    """Mean and half the range of a value over the seeds of a variant."""
-    numbers = [float(value(row)) for row in rows]
-    return fmean(numbers), (max(numbers) - min(numbers)) / 2
 
 
 class Findings:
