@@ -647,7 +647,7 @@ def test_samples_of_a_baseline_become_a_method(world, tmp_path) -> None:
 def test_a_baseline_samples_other_tasks_on_the_same_images() -> None:
     text = 'task = "faces_eyes"\n[data]\nsize = [32, 32]\n' + BASELINE
     recipe, spec = parse_baseline(text, ["baseline.kind=prior"])
-    baseline = Baseline.fresh(recipe, spec)
+    baseline = Baseline(recipe, spec)
     eyes, mouth = baseline.measurement_of(), baseline.measurement_of("faces_mouth")
     assert torch.equal(eyes.hole, baseline.measurement_of("faces_eyes").hole)
     assert not torch.equal(eyes.hole, mouth.hole)
@@ -859,11 +859,12 @@ def test_digits_that_are_blends_or_of_too_few_classes_are_told_from_real_ones() 
     assert forgotten["sure_of_real"] == 1.0
 
 
-def test_unconditional_digits_are_images(world) -> None:
+def test_unconditional_digits_are_images(world, monkeypatch) -> None:
     from posterior_trees_paper.baselines.sampling import load_baseline
 
     model = load_baseline(world / "prior", "cpu").model
-    samples = draw_digits(model, (1, 8, 8), 5, steps=3, generator=seeded(), batch=2)
+    monkeypatch.setattr("posterior_trees_paper.baselines.digits.BATCH", 2)
+    samples = draw_digits(model, (1, 8, 8), 5, steps=3, generator=seeded())
     assert samples.shape == (5, 1, 8, 8)
     assert 0 <= samples.min() < samples.max() <= 1
 
@@ -1028,7 +1029,7 @@ def test_every_group_is_sampled_with_random_numbers_of_its_own(monkeypatch) -> N
         return torch.rand(len(y), count, *y.shape[1:], generator=generator), 7
 
     monkeypatch.setattr(Baseline, "sample", sample)
-    baseline = Baseline.fresh(*parse_baseline(RECIPE + BASELINE, ["baseline.kind=prior"]))
+    baseline = Baseline(*parse_baseline(RECIPE + BASELINE, ["baseline.kind=prior"]))
     options: Any = {"branching": (2,), "samples": 3, "options": {}, "settings": {}}
     inputs = inputs_of(torch.zeros(4, 1, 2, 2))
     first, second, again = (

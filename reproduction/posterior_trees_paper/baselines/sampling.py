@@ -45,23 +45,11 @@ CLIP = {"repaint": (-1.0, 1.0), "dps": (-1.0, 1.0), "conditional": (-1.0, 1.0)}
 class Baseline:
     """A model that draws posterior samples of images, with the recipe it was trained by."""
 
-    def __init__(
-        self,
-        recipe: Recipe,
-        spec: BaselineSpec,
-        model: DiffusionModel | GanModel,
-        measurements: list[Measurement],
-        about: dict[str, Any] | None = None,
-    ) -> None:
-        self.recipe, self.spec, self.model = recipe, spec, model
-        self.measurements, self.about = measurements, about or {}
-
-    @classmethod
-    def fresh(cls, recipe: Recipe, spec: BaselineSpec, about: dict | None = None) -> "Baseline":
-        measurements = build_measurements(recipe, spec)
-        make = GanModel if spec.is_gan else DiffusionModel
-        model = make(recipe.data.channels, spec, measurements)
-        return cls(recipe, spec, model, measurements, about)
+    def __init__(self, recipe: Recipe, spec: BaselineSpec, about: dict | None = None) -> None:
+        self.recipe, self.spec, self.about = recipe, spec, about or {}
+        self.measurements = build_measurements(recipe, spec)
+        make = GanModel if spec.kind in ("cgan", "rcgan") else DiffusionModel
+        self.model = make(recipe.data.channels, spec, self.measurements)
 
     @property
     def device(self) -> torch.device:
@@ -75,6 +63,8 @@ class Baseline:
         self.model.to(device)
         if isinstance(self.model, GanModel):
             self.model.accelerate()
+        if device.type == "cuda":
+            self.network.to(memory_format=torch.channels_last)  # ty: ignore[no-matching-overload]
         self.measurements = [measurement.to(device) for measurement in self.measurements]
         return self
 
@@ -205,12 +195,8 @@ def load_baseline(path: str | PathLike[str], device: str | torch.device | None =
             "upgrade posterior-trees"
         )
     recipe = parse_resolved(facts["recipe"], str(file))
-    baseline = Baseline.fresh(recipe, spec_from_facts(facts["spec"], str(file)), facts["about"])
+    baseline = Baseline(recipe, spec_from_facts(facts["spec"], str(file)), facts["about"])
     weights, _ = store.read(file)
     load_weights(baseline.network, weights, origin=str(file))
     baseline.model.eval().requires_grad_(False)
-    baseline.to(torch.device(device or best_device()))
-    if baseline.device.type == "cuda":
-        network = baseline.network
-        network.to(memory_format=torch.channels_last)  # ty: ignore[no-matching-overload]
-    return baseline
+    return baseline.to(torch.device(device or best_device()))

@@ -60,7 +60,7 @@ def fit_baseline(
     check_folder(Path(run_dir), recipe)  # before all that takes time
     with hold(run_dir):
         torch.manual_seed(recipe.seed)
-        baseline = Baseline.fresh(recipe, spec).to(torch.device(device or best_device()))
+        baseline = Baseline(recipe, spec).to(torch.device(device or best_device()))
         train, held_out = images or load_images(recipe.data, data)
         loop = Loop(baseline, train, held_out, Run(run_dir, recipe), report)
         loop.resume()
@@ -104,8 +104,6 @@ class Loop:
         self.total_steps = self.recipe.training.epochs * self.steps_per_epoch
         self.schedule = Schedule(self.recipe.optimizer, self.total_steps)
         if self.device.type == "cuda":
-            network = baseline.network
-            network.to(memory_format=torch.channels_last)  # ty: ignore[no-matching-overload]
             torch.backends.cudnn.benchmark = True
         self.learner = make_learner(baseline)
         is_captured = self.device.type == "cuda" and self.learner.can_capture

@@ -181,8 +181,7 @@ def run_digits(arguments: argparse.Namespace) -> None:
     images, _ = load_labelled(arguments.data, "t10k")
     real, _ = images.batch(range(len(images)))
     generator = torch.Generator(baseline.device).manual_seed(arguments.seed)
-    samples = draw_digits(model, images.shape, arguments.samples, steps=arguments.chain,
-                          generator=generator)  # fmt: skip
+    samples = draw_digits(model, images.shape, arguments.samples, arguments.chain, generator)
     result = judge_digits(samples, real.to(baseline.device), labels, reader)
     result["reader_accuracy"] = store.read_facts(arguments.classifier).get("test_accuracy")
     for key in ("class_gap", "sure"):

@@ -13,5 +13,6 @@ A study is a file in `recipes/studies/`: variants of a recipe, each trained with
     tables.py     rows → a Markdown table
     panels.py     findings → the panels of its figure;  figures.py  draws them
     report.py     writes table, numbers and figure
-    clustering.py flat against hierarchical K-means on the toy mixture, which needs no training
+
+Flat against hierarchical K-means, which needs no training, is in `toy/clustering.py`.
 """

@@ -10,6 +10,7 @@ A run whose recipe another study has trained already is copied from there.
 """
 
 import json
+import math
 import shutil
 import subprocess
 import sys
@@ -111,7 +112,8 @@ def run_all(
     are not. `options` are the words of the command line that every process gets."""
     place = Place(runs, plan)
     place.folder.mkdir(parents=True, exist_ok=True)
-    end = None if minutes is None else time.monotonic() + 60 * minutes
+    end = math.inf if minutes is None else time.monotonic() + 60 * minutes
+    words = [str(file), *options, "--runs", str(runs)]
     for job in plan.jobs:
         if not place.is_done(job) and (twin := find_twin(job, plan, runs)):
             adopt(twin, job, place)
@@ -123,7 +125,7 @@ def run_all(
         while waiting or running:
             while waiting and len(running) < side_by_side and not _is_late(end):
                 job = waiting.pop(0)
-                running[job.name] = _start(file, job, place, runs, options, end)
+                running[job.name] = _start(job, place, words, end)
                 say(f"{job.name}: started")
             for name in [name for name, process in running.items() if process.poll() is not None]:
                 say(f"{name}: {_ending(running.pop(name).returncode, place, plan.job(name))}")
@@ -164,24 +166,17 @@ def adopt(twin: Path, job: Job, place: Place) -> None:
     store.write_json(place.judged(job) / "row.json", row)
 
 
-def _start(
-    file: str | PathLike[str],
-    job: Job,
-    place: Place,
-    runs: str | PathLike[str],
-    options: list[str],
-    end: float | None,
-) -> "subprocess.Popen[bytes]":
-    words = [sys.executable, "-m", "posterior_trees", "reproduce", str(file), *options]
-    words += ["--runs", str(runs), "--only", job.name]
-    if end is not None:
+def _start(job: Job, place: Place, words: list[str], end: float) -> "subprocess.Popen[bytes]":
+    """`words` are those of all runs."""
+    words = [sys.executable, "-m", "posterior_trees", "reproduce", *words, "--only", job.name]
+    if math.isfinite(end):
         words += ["--minutes", f"{(end - time.monotonic()) / 60:.3f}"]
     with (place.folder / f"{job.name}.txt").open("ab") as stream:
         return subprocess.Popen(words, stdout=stream, stderr=subprocess.STDOUT)
 
 
-def _is_late(end: float | None) -> bool:
-    return end is not None and time.monotonic() > end - LEAST_SECONDS
+def _is_late(end: float) -> bool:
+    return time.monotonic() > end - LEAST_SECONDS
 
 
 def _ending(code: int, place: Place, job: Job) -> str:

@@ -59,10 +59,9 @@ class Scene:
         generator = torch.Generator().manual_seed(SEED)
         point = torch.tensor([y])
         samples = MIXTURE.sample_posterior(point, SIGMA, SAMPLES, generator)
-        leaves = network(point)
         clustered = sort_siblings(hierarchical_kmeans(samples, 2, 2, generator=generator))
         flat = hierarchical_kmeans(samples, 4, 1, generator=generator)
-        predicted = grow(leaves.images, leaves.log_probs, 2)
+        predicted = grow(*network(point), 2)
         flat, predicted = match_siblings(flat, clustered), match_siblings(predicted, clustered)
         return cls(point, samples, (flat, clustered, predicted))
 

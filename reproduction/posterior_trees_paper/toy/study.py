@@ -148,8 +148,7 @@ def build(seed: int) -> TreeMLP:
 
 
 def predict(network: TreeMLP, y: Float[Tensor, "b d"]) -> Tree:
-    leaves = network(y)
-    return grow(leaves.images, leaves.log_probs, BRANCHING)
+    return grow(*network(y), BRANCHING)
 
 
 @dataclass(frozen=True)
