@@ -9,22 +9,16 @@ from typing import Any
 
 import pytest
 import torch
-from posterior_trees_paper.bench import (
-    Report,
-    Timing,
-    conditions,
-    count_work,
-    peak_bytes,
-    time_together,
-)
-from posterior_trees_paper.bench.clock import resident_bytes
+from posterior_trees_paper.bench.clock import Timing, peak_bytes, resident_bytes, time_together
 from posterior_trees_paper.bench.expansion import bench_expansion, ways
 from posterior_trees_paper.bench.growth import Point, bench_growth, draw_growth, sweeps
 from posterior_trees_paper.bench.inference import Ways, bench_inference, difference
 from posterior_trees_paper.bench.kernels import bench_kernels, verdicts
+from posterior_trees_paper.bench.report import Report, conditions
 from posterior_trees_paper.bench.rivals import make_conditional, objective
 from posterior_trees_paper.bench.subject import find_recipe, fresh, square_recipe
 from posterior_trees_paper.bench.training import bench_training, make_noise
+from posterior_trees_paper.bench.work import count_work
 from posterior_trees_paper.tasks import plain_of
 from torch import nn
 

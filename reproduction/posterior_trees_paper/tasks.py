@@ -74,15 +74,15 @@ def run_study(
     unfit = {name: p for name, recipe in recipes.items() if (p := find_problem(recipe, data))}
     out, runs = Path(out), Path(runs)
     out.mkdir(parents=True, exist_ok=True)
-    end = None if minutes is None else time.monotonic() + 60 * minutes
+    end = math.inf if minutes is None else time.monotonic() + 60 * minutes
     rows: list[dict[str, Any]] = []
     for number, (name, recipe) in enumerate(recipes.items()):
-        left = None if end is None else (end - time.monotonic()) / (len(recipes) - number)
+        left = (end - time.monotonic()) / (len(recipes) - number)
         start = time.monotonic()
         try:
             if name in unfit:
                 raise InputError(unfit[name])
-            say(f"{name}: training" + ("" if left is None else f" for at most {left:.0f} s"))
+            say(f"{name}: training" + (f" for at most {left:.0f} s" if minutes is not None else ""))
             train(recipe, runs / name, data, left, accelerator, say)
             row = judge(recipe, runs / name, out, load_evaluation(recipe.data, data, "test"))
         except Exception as error:
@@ -152,7 +152,7 @@ def train(
     recipe: Recipe,
     run: Path,
     data: str | PathLike[str] | None,
-    seconds: float | None,
+    seconds: float,
     accelerator: str,
     say: Callable[[str], object] = print,
 ) -> None:
@@ -165,9 +165,9 @@ def train(
     fit(recipe, run, data=data, accelerator=accelerator, watch=until(seconds), report=tell)
 
 
-def until(seconds: float | None) -> Callable[[Iterator[int], int, int], Iterator[int]]:
+def until(seconds: float) -> Callable[[Iterator[int], int, int], Iterator[int]]:
     """For `fit`: let steps through for so long from now."""
-    end = math.inf if seconds is None else time.monotonic() + seconds
+    end = time.monotonic() + seconds
     return lambda steps, first, total: takewhile(lambda step: time.monotonic() <= end, steps)
 
 

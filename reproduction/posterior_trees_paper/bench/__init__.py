@@ -6,7 +6,3 @@ Each returns a `Report`: rows, the conditions they were measured under, and note
 left out.
 Ratios are only ever between rows of one report.
 """
-
-from posterior_trees_paper.bench.clock import Timing, peak_bytes, time_together
-from posterior_trees_paper.bench.report import Report, conditions
-from posterior_trees_paper.bench.work import Work, count_work

@@ -86,7 +86,7 @@ def run_job(
     predictor = build_predictor(job.recipe)
     images = load_evaluation(job.recipe.data, data, "test")
     watch = LeafWatch(predictor, images, run, plan.snapshots, tell, job.recipe.seed)
-    limit = until(None if minutes is None else 60 * minutes - RESERVE_SECONDS)
+    limit = until(math.inf if minutes is None else 60 * minutes - RESERVE_SECONDS)
     how: dict[str, Any] = {"data": data, "predictor": predictor, "accelerator": accelerator}
     fit(job.recipe, run, **how, report=watch, watch=limit)
     log = read_log(run / "log.jsonl") if (run / "log.jsonl").is_file() else []
