@@ -19,7 +19,6 @@ from posterior_trees.errors import InputError
 from posterior_trees.metrics import clamp_nll, summarize
 from posterior_trees.models.checkpoint import load_recipe
 from posterior_trees.training.run import read_log
-from posterior_trees_paper.compare.table import pipe
 
 PAPER, SEED = "_paper", "_seed"
 
@@ -121,18 +120,18 @@ def to_markdown(table: dict[str, Any]) -> str:
         "where there are several); PSNR in dB, of the hole where there is one. The difference is "
         "ours minus the paper's, paired.",
         "",
+        "| task | | paper | ours | difference |",
+        "|---|---|--:|--:|--:|",
     ]
-    rows = []
     for task in table["tasks"]:
         title = f"{task['task']} ({task['n']} images)"
         for row in task["rows"]:
             what = f"{row['quantity']} d={row['depth']}"
             cells = _cell(row["paper"]), _cell(row["ours"]), _interval(row["difference"], "+")
-            rows.append([title, what, *cells])
+            lines.append(f"| {title} | {what} | {' | '.join(cells)} |")
             title = ""
         for what, cell in (("rarest leaf", _rarest), ("minutes", _minutes)):
-            rows.append(["", what, cell(task["paper"]), cell(task["ours"]), ""])
-    lines += pipe(["task", "", "paper", "ours", "difference"], rows, 2)
+            lines.append(f"|  | {what} | {cell(task['paper'])} | {cell(task['ours'])} |  |")
     if table["missing"]:
         lines += ["", f"Not judged yet, one way or both: {', '.join(table['missing'])}."]
     return "\n".join(lines) + "\n"
