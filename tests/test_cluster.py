@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from posterior_trees_paper.bench.clustering import make_samples
+from posterior_trees_paper.bench.rivals import make_samples
 
 from posterior_trees import clustering as cluster
 from posterior_trees.clustering import hierarchical_kmeans

@@ -20,6 +20,7 @@ from posterior_trees_paper.baselines.calibration import (
     chi_square,
     choose_directions,
     expected_v,
+    nearest_distance,
     ranks,
     spread_and_skill,
     spread_skill,
@@ -34,7 +35,6 @@ from posterior_trees_paper.baselines.folder import (
     read_samples,
     write_samples,
 )
-from posterior_trees_paper.baselines.nearest import nearest_distance
 from posterior_trees_paper.baselines.sampling import Baseline
 from posterior_trees_paper.baselines.spec import parse_baseline
 from posterior_trees_paper.cli.baseline import parse_options
@@ -647,7 +647,7 @@ def test_samples_of_a_baseline_become_a_method(world, tmp_path) -> None:
 def test_a_baseline_samples_other_tasks_on_the_same_images() -> None:
     text = 'task = "faces_eyes"\n[data]\nsize = [32, 32]\n' + BASELINE
     recipe, spec = parse_baseline(text, ["baseline.kind=prior"])
-    baseline = Baseline.fresh(recipe, spec)
+    baseline = Baseline(recipe, spec)
     eyes, mouth = baseline.measurement_of(), baseline.measurement_of("faces_mouth")
     assert torch.equal(eyes.hole, baseline.measurement_of("faces_eyes").hole)
     assert not torch.equal(eyes.hole, mouth.hole)
@@ -859,11 +859,12 @@ def test_digits_that_are_blends_or_of_too_few_classes_are_told_from_real_ones() 
     assert forgotten["sure_of_real"] == 1.0
 
 
-def test_unconditional_digits_are_images(world) -> None:
+def test_unconditional_digits_are_images(world, monkeypatch) -> None:
     from posterior_trees_paper.baselines.sampling import load_baseline
 
     model = load_baseline(world / "prior", "cpu").model
-    samples = draw_digits(model, (1, 8, 8), 5, steps=3, generator=seeded(), batch=2)
+    monkeypatch.setattr("posterior_trees_paper.baselines.digits.BATCH", 2)
+    samples = draw_digits(model, (1, 8, 8), 5, steps=3, generator=seeded())
     assert samples.shape == (5, 1, 8, 8)
     assert 0 <= samples.min() < samples.max() <= 1
 
@@ -1002,8 +1003,8 @@ def test_groups_change_neither_ranks_nor_scores(tmp_path) -> None:
     samples = torch.rand(7, 9, 1, 2, 3, generator=seeded(1))
     method, found = method_of(samples), []
     for group in (3, 7):
-        options = {"group": group, "shown": 0}
-        comparison = Comparison(tmp_path / f"{group}", inputs_of(x), random_answers(), **options)
+        folder = tmp_path / f"{group}"
+        comparison = Comparison(folder, inputs_of(x), random_answers(), group=group)
         found.append(scored(comparison, method))
     assert not torch.equal(comparison.directions[0], comparison.directions[1])
     assert torch.equal(found[0]["ranks"], found[1]["ranks"])
@@ -1015,8 +1016,7 @@ def test_every_group_draws_lots_of_its_own(tmp_path) -> None:
     """All samples are the truth: only lots tell the ranks, and not the same ones in each group."""
     x = torch.rand(60, 1, 2, 3, generator=seeded())
     method = method_of(x[:, None].expand(-1, 9, -1, -1, -1))
-    options = {"group": 1, "shown": 0}
-    comparison = Comparison(tmp_path, inputs_of(x), random_answers(), **options)
+    comparison = Comparison(tmp_path, inputs_of(x), random_answers(), group=1)
     bins = scored(comparison, method)["ranks"]
     assert len(bins.unique(dim=0)) > 50
     assert chi_square(bins) < 27
@@ -1029,7 +1029,7 @@ def test_every_group_is_sampled_with_random_numbers_of_its_own(monkeypatch) -> N
         return torch.rand(len(y), count, *y.shape[1:], generator=generator), 7
 
     monkeypatch.setattr(Baseline, "sample", sample)
-    baseline = Baseline.fresh(*parse_baseline(RECIPE + BASELINE, ["baseline.kind=prior"]))
+    baseline = Baseline(*parse_baseline(RECIPE + BASELINE, ["baseline.kind=prior"]))
     options: Any = {"branching": (2,), "samples": 3, "options": {}, "settings": {}}
     inputs = inputs_of(torch.zeros(4, 1, 2, 2))
     first, second, again = (

@@ -19,17 +19,23 @@ import pytest
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from posterior_trees_paper.cli.baseline_checks import READER
-from posterior_trees_paper.studies import classifier, figures, looks
+from posterior_trees_paper.cli.baseline import READER
+from posterior_trees_paper.studies import classifier, figures
 from posterior_trees_paper.studies.classifier import DigitReader
-from posterior_trees_paper.studies.examine import compare, diversity, explained
+from posterior_trees_paper.studies.examine import (
+    compare,
+    diversity,
+    expected,
+    explained,
+    scan,
+    walk,
+)
 from posterior_trees_paper.studies.execute import Place, find_twin, run_all, run_job
-from posterior_trees_paper.studies.findings import Findings
 from posterior_trees_paper.studies.minority import RunnerUp, masses
 from posterior_trees_paper.studies.panels import PANELS, decoder_panels
 from posterior_trees_paper.studies.plan import Plan, read_plan
 from posterior_trees_paper.studies.report import write_report
-from posterior_trees_paper.studies.rows import score_row
+from posterior_trees_paper.studies.rows import Findings, score_row
 from posterior_trees_paper.studies.tables import COLUMNS, table
 from posterior_trees_paper.studies.watch import load_snapshot, read_watch
 from posterior_trees_paper.toy import clustering
@@ -91,7 +97,7 @@ def test_looks_are_what_showing_pictures_one_by_one_counts(branching: tuple[int,
     trees = random_tree(branching, math.prod(branching))
     for number, path in enumerate(trees.paths(trees.depth)):
         leaf = torch.full((len(trees),), number)
-        scanned, walked = looks.scan(trees, leaf).tolist(), looks.walk(trees, leaf).tolist()
+        scanned, walked = scan(trees, leaf).tolist(), walk(trees, leaf).tolist()
         assert scanned == [show(tree, path, is_list=True) for tree in trees]
         assert walked == [show(tree, path, is_list=False) for tree in trees]
 
@@ -99,25 +105,25 @@ def test_looks_are_what_showing_pictures_one_by_one_counts(branching: tuple[int,
 def test_equal_probabilities_take_five_looks_in_a_list_and_four_in_a_tree() -> None:
     flat = torch.full((1, 9), 1 / 9, dtype=torch.float64).log()
     tree = grow(torch.zeros(1, 9, 1, dtype=torch.float64), flat, (3, 3))
-    assert looks.expected(tree, looks.scan).item() == pytest.approx(5)
-    assert looks.expected(tree, looks.walk).item() == pytest.approx(4)
+    assert expected(tree, scan).item() == pytest.approx(5)
+    assert expected(tree, walk).item() == pytest.approx(4)
 
 
 def test_in_a_flat_set_walking_is_scanning_and_a_sure_leaf_is_seen_first() -> None:
     tree = random_tree(8, 8)
     leaf = torch.arange(7)
-    assert torch.equal(looks.walk(tree, leaf), looks.scan(tree, leaf))
+    assert torch.equal(walk(tree, leaf), scan(tree, leaf))
     sure = grow(torch.zeros(1, 9, 1), torch.tensor([[-60.0] * 5 + [0.0] + [-60.0] * 3]), (3, 3))
-    assert looks.walk(sure, torch.tensor([5])).item() == 2
-    assert looks.scan(sure, torch.tensor([5])).item() == 1
+    assert walk(sure, torch.tensor([5])).item() == 2
+    assert scan(sure, torch.tensor([5])).item() == 1
 
 
 def test_siblings_may_be_permuted_without_a_change_in_looks() -> None:
     tree = random_tree((3, 2), 6)
     order = torch.tensor([4, 5, 0, 1, 3, 2])
     other = grow(tree.leaves[:, order], tree.log_probs[-1][:, order], (3, 2))
-    for how in (looks.walk, looks.scan):
-        torch.testing.assert_close(looks.expected(tree, how), looks.expected(other, how))
+    for how in (walk, scan):
+        torch.testing.assert_close(expected(tree, how), expected(other, how))
 
 
 # --- what else is asked of a model ----------------------------------------------------------------
@@ -340,10 +346,11 @@ def test_all_runs_of_a_study_differ(file: Path) -> None:
     plan = read_plan(file)
     assert f"bash reproduction/scripts/studies.sh {plan.name}" in file.read_text(encoding="utf-8")
     assert len({write_recipe(job.recipe) for job in plan.jobs}) == len(plan.jobs)
-    assert len({job.label for job in plan.jobs}) == len(plan.variants)
+    variants = list(dict.fromkeys(job.variant for job in plan.jobs))
+    assert len({job.label for job in plan.jobs}) == len(variants)
     assert all(job.recipe.seed == job.seed for job in plan.jobs)
-    first = [job.variant for job in plan.jobs[: len(plan.variants)]]
-    assert first == plan.variants  # with too little time every variant has one seed
+    first = [job.variant for job in plan.jobs[: len(variants)]]
+    assert first == variants  # with too little time every variant has one seed
 
 
 def test_mistakes_in_a_study_s_file_are_named(tmp_path: Path) -> None:
@@ -407,7 +414,7 @@ def test_a_study_ends_in_numbers_a_table_and_a_figure(
     stored = json.loads((out / "runs.json").read_text())
     assert [row["run"] for row in stored["runs"]] == [job.name for job in plan.jobs]
     lines = (out / "table.md").read_text().splitlines()
-    assert len(lines) == 2 + len(plan.variants)
+    assert len(lines) == 2 + len({job.variant for job in plan.jobs})
     assert len({line.count("|") for line in lines}) == 1
     assert (out / "figure.png").stat().st_size > 5000
     for job, row in zip(plan.jobs, rows, strict=True):
@@ -528,7 +535,7 @@ def test_a_run_stops_in_time_and_continues(data: Path, tmp_path: Path, monkeypat
     job, place = plan.jobs[0], Place(tmp_path, plan)
     clock = SimpleNamespace(monotonic=itertools.count().__next__)  # a second per step; 4 in all
     with monkeypatch.context() as patch:
-        patch.setattr("posterior_trees_paper.studies.execute.time", clock)
+        patch.setattr("posterior_trees_paper.tasks.time", clock)
         for minutes in (0, 18 / 60):
             row = run_job(plan, job, tmp_path, data, minutes=minutes, **options)
             assert row == {"state": "stopped"}

@@ -10,7 +10,7 @@ import pytest
 import torch
 from posterior_trees_paper.toy import figure as toy_figure
 from posterior_trees_paper.toy import study as toy_study
-from posterior_trees_paper.toy.network import TreeMLP
+from posterior_trees_paper.toy.network import SIGMA, TreeMLP
 from posterior_trees_paper.toy.study import Exam, score
 
 from posterior_trees import Tree, grow
@@ -18,12 +18,11 @@ from posterior_trees.clustering import hierarchical_kmeans
 from posterior_trees.toys import GaussianMixture
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "posterior_tree_from_scratch.py"
-SIGMA = 2.0
 
 
 @pytest.fixture(scope="module")
 def exam() -> Exam:
-    return Exam.draw(GaussianMixture(), SIGMA, count=12)
+    return Exam.draw(count=12)
 
 
 def shaken(tree: Tree, size: float) -> Tree:
@@ -134,28 +133,25 @@ def test_a_run_writes_its_numbers_and_its_pictures(study: tuple[dict, Path]) -> 
 
 
 def test_a_seed_decides_the_training() -> None:
-    mixture = GaussianMixture()
     torch.manual_seed(1)
-    first = toy_study.train(mixture, SIGMA, 5, seed=0).state_dict()
+    first = toy_study.train(5, seed=0).state_dict()
     torch.manual_seed(2)
-    second = toy_study.train(mixture, SIGMA, 5, seed=0).state_dict()
-    other = toy_study.train(mixture, SIGMA, 5, seed=1).state_dict()
+    second = toy_study.train(5, seed=0).state_dict()
+    other = toy_study.train(5, seed=1).state_dict()
     assert all(torch.equal(first[name], second[name]) for name in first)
     assert not torch.equal(first["leaves.0.weight"], other["leaves.0.weight"])
 
 
 def test_the_papers_probability_loss_differs_from_ours() -> None:
-    mixture = GaussianMixture()
     ours, papers = (
-        toy_study.train(mixture, SIGMA, 5, 0, name).probabilities[0].weight
-        for name in ("cross_entropy", "paper")
+        toy_study.train(5, 0, name).probabilities[0].weight for name in ("cross_entropy", "paper")
     )
     assert not torch.equal(ours, papers)
 
 
 def test_a_short_training_already_moves_the_root_to_the_mean(exam: Exam) -> None:
-    untrained = exam.grade(toy_study.build(GaussianMixture(), SIGMA, 0))
-    trained = exam.grade(toy_study.train(GaussianMixture(), SIGMA, 150, 0))
+    untrained = exam.grade(toy_study.build(0))
+    trained = exam.grade(toy_study.train(150, 0))
     assert trained["root_rmse"] < 0.3 < untrained["root_rmse"]
     assert trained["distortion_1"] < 1.25 < untrained["distortion_1"]
 
@@ -199,8 +195,6 @@ def test_wrong_options_are_named(tmp_path: Path) -> None:
         toy_study.run(tmp_path, probability="papers")
     with pytest.raises(ValueError, match="steps is 0"):
         toy_study.run(tmp_path, steps=0)
-    with pytest.raises(ValueError, match="sigma is -2"):
-        toy_study.run(tmp_path, sigma=-2.0)
 
 
 def test_the_example_from_scratch_is_short_and_imports_torch_only() -> None:

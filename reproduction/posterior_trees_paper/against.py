@@ -41,19 +41,15 @@ def read_judged(folder: Path, name: str) -> Judged:
     scores, facts = store.read(folder / f"{name}_scores.safetensors")
     recipe = load_recipe(folder / f"{name}.safetensors")
     last = read_log(folder / f"{name}.jsonl")[-1]
-    leaves = scores["probs"].shape[1]
-    return Judged(
-        facts["names"],
-        find_groups(facts["names"], recipe.data.split),
-        {
-            "PSNR": scores.get("psnr_hole", scores["psnr"]).double(),
-            "NLL": clamp_nll(scores["nll"].double())[0],
-            "entropy": scores["entropy"].double(),
-        },
-        scores["leaf"].bincount(minlength=leaves) / len(scores["leaf"]),
-        last["seconds"] / 60,
-        last["epoch"] == recipe.training.epochs,
-    )
+    names = facts["names"]
+    values = {
+        "PSNR": scores.get("psnr_hole", scores["psnr"]).double(),
+        "NLL": clamp_nll(scores["nll"].double())[0],
+        "entropy": scores["entropy"].double(),
+    }
+    shares = scores["leaf"].bincount(minlength=scores["probs"].shape[1]) / len(scores["leaf"])
+    groups, is_done = find_groups(names, recipe.data.split), last["epoch"] == recipe.training.epochs
+    return Judged(names, groups, values, shares, last["seconds"] / 60, is_done)
 
 
 def find_judged(out: Path, name: str) -> list[Judged]:
@@ -73,16 +69,16 @@ def compare_ways(task: str, paper: Sequence[Judged], ours: Sequence[Judged]) -> 
                 "give both recipes the same [data] and [tree], and the study one --data folder"
             )
     rows = []
+    ways = {"paper": paper, "ours": ours}
     for name in first.values:
-        means = [torch.stack([run.values[name] for run in way]) for way in (paper, ours)]
+        both = {side: torch.stack([run.values[name] for run in way]) for side, way in ways.items()}
+        change = both["ours"].mean(dim=0) - both["paper"].mean(dim=0)
         for depth in range(0 if name == "PSNR" else 1, first.values[name].shape[1]):
-            sides = [_column(values[:, :, depth], first.groups) for values in means]
-            difference = means[1].mean(dim=0)[:, depth] - means[0].mean(dim=0)[:, depth]
-            change = summarize(difference, groups=first.groups)._asdict()
-            rows.append({"quantity": name, "depth": depth, "paper": sides[0], "ours": sides[1],
-                         "difference": change})  # fmt: skip
+            sides = {side: _column(v[:, :, depth], first.groups) for side, v in both.items()}
+            difference = summarize(change[:, depth], groups=first.groups)._asdict()
+            rows.append({"quantity": name, "depth": depth, **sides, "difference": difference})
     about = {}
-    for side, way in (("paper", paper), ("ours", ours)):
+    for side, way in ways.items():
         shares = torch.stack([run.shares for run in way])
         about[side] = {
             "seeds": len(way),
@@ -131,12 +127,11 @@ def to_markdown(table: dict[str, Any]) -> str:
         title = f"{task['task']} ({task['n']} images)"
         for row in task["rows"]:
             what = f"{row['quantity']} d={row['depth']}"
-            cells = [_cell(row["paper"]), _cell(row["ours"]), _interval(row["difference"], "+")]
-            lines.append("| " + " | ".join([title, what, *cells]) + " |")
+            cells = _cell(row["paper"]), _cell(row["ours"]), _interval(row["difference"], "+")
+            lines.append(f"| {title} | {what} | {' | '.join(cells)} |")
             title = ""
         for what, cell in (("rarest leaf", _rarest), ("minutes", _minutes)):
-            cells = [cell(task[side]) for side in ("paper", "ours")]
-            lines.append("| " + " | ".join(["", what, *cells, ""]) + " |")
+            lines.append(f"|  | {what} | {cell(task['paper'])} | {cell(task['ours'])} |  |")
     if table["missing"]:
         lines += ["", f"Not judged yet, one way or both: {', '.join(table['missing'])}."]
     return "\n".join(lines) + "\n"

@@ -19,9 +19,11 @@ ends what it would have judged.
 import dataclasses
 import gc
 import json
+import math
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
+from itertools import takewhile
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -36,7 +38,6 @@ from posterior_trees.evaluation.examples import save_examples
 from posterior_trees.evaluation.score import report, score, seconds_per_image
 from posterior_trees.metrics import summarize
 from posterior_trees.models.checkpoint import export_model, load, load_recipe
-from posterior_trees.predictor import Predictor
 from posterior_trees.recipe import Recipe, read_recipe
 from posterior_trees.training.run import read_log
 from posterior_trees.training.trainer import fit
@@ -73,15 +74,15 @@ def run_study(
     unfit = {name: p for name, recipe in recipes.items() if (p := find_problem(recipe, data))}
     out, runs = Path(out), Path(runs)
     out.mkdir(parents=True, exist_ok=True)
-    end = None if minutes is None else time.monotonic() + 60 * minutes
+    end = math.inf if minutes is None else time.monotonic() + 60 * minutes
     rows: list[dict[str, Any]] = []
     for number, (name, recipe) in enumerate(recipes.items()):
-        left = None if end is None else (end - time.monotonic()) / (len(recipes) - number)
+        left = (end - time.monotonic()) / (len(recipes) - number)
         start = time.monotonic()
         try:
             if name in unfit:
                 raise InputError(unfit[name])
-            say(f"{name}: training" + ("" if left is None else f" for at most {left:.0f} s"))
+            say(f"{name}: training" + (f" for at most {left:.0f} s" if minutes is not None else ""))
             train(recipe, runs / name, data, left, accelerator, say)
             row = judge(recipe, runs / name, out, load_evaluation(recipe.data, data, "test"))
         except Exception as error:
@@ -117,8 +118,7 @@ def list_recipes(
     recipes = dict(once)
     for seed in range(1, seeds):
         for name, recipe in once.items():
-            again = dataclasses.replace(recipe, seed=recipe.seed + seed)
-            recipes[f"{name}{SEED}{seed}"] = again
+            recipes[f"{name}{SEED}{seed}"] = dataclasses.replace(recipe, seed=recipe.seed + seed)
     return recipes
 
 
@@ -152,24 +152,23 @@ def train(
     recipe: Recipe,
     run: Path,
     data: str | PathLike[str] | None,
-    seconds: float | None,
+    seconds: float,
     accelerator: str,
     say: Callable[[str], object] = print,
 ) -> None:
     """Train in `run` until the recipe or the time is over."""
-    start = time.monotonic()
-
-    def watch(steps: Iterator[int], first: int, total: int) -> Iterator[int]:
-        for step in steps:
-            if seconds is not None and time.monotonic() - start > seconds:
-                return
-            yield step
 
     def tell(line: dict[str, Any]) -> None:
         keys = ("epoch", "seconds", "root_mse", "val_psnr", "val_nll", "leaf_usage")
         say("  " + json.dumps({key: line[key] for key in keys if key in line}))
 
-    fit(recipe, run, data=data, accelerator=accelerator, watch=watch, report=tell)
+    fit(recipe, run, data=data, accelerator=accelerator, watch=until(seconds), report=tell)
+
+
+def until(seconds: float) -> Callable[[Iterator[int], int, int], Iterator[int]]:
+    """For `fit`: let steps through for so long from now."""
+    end = time.monotonic() + seconds
+    return lambda steps, first, total: takewhile(lambda step: time.monotonic() <= end, steps)
 
 
 def judge(recipe: Recipe, run: Path, out: Path, images: ImageSet) -> dict[str, Any]:
@@ -182,15 +181,16 @@ def judge(recipe: Recipe, run: Path, out: Path, images: ImageSet) -> dict[str, A
     predictor = load(model)
     scores = score(predictor, images, batch_size=recipe.training.evaluation_batch, seed=recipe.seed)
     groups = find_groups(images.names, recipe.data.split)
-    about = {"model": run.name, "task": recipe.task, "split": "test"}
-    table = report(predictor, scores, **about, groups=groups)
+    about = {"model": run.name, "task": recipe.task, "split": "test", "groups": groups}
+    table = report(predictor, scores, **about)
     table |= {"seconds_per_image": seconds_per_image(predictor, images), "nfe": 1}
     store.write_json(out / f"{run.name}.json", table)
     store.write(out / f"{run.name}_scores.safetensors", scores, {"names": images.names})
     figure = out / f"{run.name}.jpg"
     shown: dict[str, Any] = {"count": SHOWN, "seed": recipe.seed, "dpi": 140}
     save_examples(figure, predictor, images, **shown)
-    if has_small_hole(predictor):
+    hole = predictor.measurement.hole
+    if hole is not None and hole.float().mean() < SMALL:  # the picture shows mostly what is known
         closer = figure.with_stem(f"{run.name}_closer")
         save_examples(closer, predictor, images, **shown, is_closer=True)
     last = read_log(run / "log.jsonl")[-1]
@@ -198,12 +198,6 @@ def judge(recipe: Recipe, run: Path, out: Path, images: ImageSet) -> dict[str, A
     row = {"state": "done" if is_done else "stopped", "epochs": last["epoch"]}
     row |= {"training_seconds": last["seconds"], "commit": predictor.about.get("commit")}
     return row | gains(scores, run.name, out, images.names, groups)
-
-
-def has_small_hole(predictor: Predictor) -> bool:
-    """Whether a figure of whole pictures shows mostly what is known."""
-    hole = predictor.measurement.hole
-    return hole is not None and hole.float().mean().item() < SMALL
 
 
 def gains(
@@ -214,13 +208,12 @@ def gains(
     quality = scores.get("psnr_hole", scores["psnr"])
     steps = [summarize(step, groups=groups)._asdict() for step in quality.diff(dim=1).T]
     found: dict[str, Any] = {"psnr_gain_per_level": steps}
-    base = name.removesuffix(PLAIN)
-    other = out / f"{base if name.endswith(PLAIN) else base + PLAIN}_scores.safetensors"
+    is_plain, base = name.endswith(PLAIN), name.removesuffix(PLAIN)
+    other = out / f"{base if is_plain else base + PLAIN}_scores.safetensors"
     if other.is_file():
         stored, facts = store.read(other)
         theirs = stored.get("psnr_hole", stored["psnr"])[:, 0]
         if facts.get("names") == images:
-            sign = -1 if name.endswith(PLAIN) else 1
-            difference = sign * (quality[:, 0] - theirs)
+            difference = (-1 if is_plain else 1) * (quality[:, 0] - theirs)
             found["tree_root_over_plain"] = summarize(difference, groups=groups)._asdict()
     return found

@@ -37,12 +37,9 @@ def write_archive(files: dict[str, bytes], archive: Path = ARCHIVE) -> None:
 
 def collect(source: Path, name: str, patterns: list[str], results: Path = RESULTS) -> None:
     chosen = sorted({file for pattern in patterns for file in source.glob(pattern)})
-    numbers = {
-        file.relative_to(source).with_suffix("").as_posix(): json.loads(
-            file.read_text(encoding="utf-8")
-        )
-        for file in chosen
-    }
+    names = [file.relative_to(source).with_suffix("").as_posix() for file in chosen]
+    texts = [file.read_text(encoding="utf-8") for file in chosen]
+    numbers = dict(zip(names, map(json.loads, texts), strict=True))
     content = next(iter(numbers.values())) if len(numbers) == 1 else numbers
     folder = results / name
     folder.mkdir(parents=True, exist_ok=True)

@@ -13,7 +13,7 @@ are paired, picture by picture, with 95 % bootstrap intervals, of whole wells fo
 import argparse
 import json
 import time
-from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -188,6 +188,12 @@ def psnr(error: Tensor) -> Tensor:
     return -10 * error.double().clamp_min(1e-12).log10()
 
 
+def shown_of(job: dict[str, Any], key: str) -> Tensor:
+    """Errors as PSNR, NLL as they are."""
+    values = job["values"][key]
+    return psnr(values) if key.endswith("error") else values
+
+
 def row(name: str, job: dict[str, Any]) -> str:
     values, study = job["values"], job["study"]
     cells = [name]
@@ -206,8 +212,8 @@ def dashed(means: Tensor, digits: int) -> str:
 
 def pair_row(name: str, job: dict[str, Any], other: dict[str, Any]) -> str:
     cells = [
-        ", ".join(signed(gap) for gap in gaps(job, other, "whole_error", psnr)),
-        ", ".join(signed(gap) for gap in gaps(job, other, "whole_nll", lambda nll: nll)[1:]),
+        ", ".join(signed(gap) for gap in gaps(job, other, "whole_error")),
+        ", ".join(signed(gap) for gap in gaps(job, other, "whole_nll")[1:]),
         shown(left_in_box(job, job, "seen_error")),
         shown(left_in_box(job, other, "box_error")),
     ]
@@ -216,21 +222,18 @@ def pair_row(name: str, job: dict[str, Any], other: dict[str, Any]) -> str:
 
 def growth_row(name: str, job: dict[str, Any]) -> str:
     cells = []
-    for region in ("whole", "box"):
-        for key, of in (("error", psnr), ("nll", lambda nll: nll)):
-            first, level = (job["values"][f"{region}_by_{by}_{key}"] for by in ("gain", "level"))
-            groups = None if job["groups"] is None else job["groups"][: len(first)]
-            cells.append(signed(summarize((of(first) - of(level))[:, 0], groups=groups)))
+    for region, key in product(("whole", "box"), ("error", "nll")):
+        first, level = (shown_of(job, f"{region}_by_{by}_{key}") for by in ("gain", "level"))
+        groups = None if job["groups"] is None else job["groups"][: len(first)]
+        cells.append(signed(summarize((first - level)[:, 0], groups=groups)))
     return f"| {name} | {' | '.join(cells)} |"
 
 
-def gaps(
-    job: dict[str, Any], other: dict[str, Any], key: str, of: Callable[[Tensor], Tensor]
-) -> list[Any]:
+def gaps(job: dict[str, Any], other: dict[str, Any], key: str) -> list[Any]:
     """By depth, as deep as both are; nothing if their pictures differ."""
     if job["facts"]["names"] != other["facts"]["names"]:
         return []
-    both = [of(one["values"][key]) for one in (job, other)]
+    both = [shown_of(one, key) for one in (job, other)]
     depth = min(part.shape[1] for part in both)
     difference = both[0][:, :depth] - both[1][:, :depth]
     return [summarize(gap, groups=job["groups"]) for gap in difference.T]
@@ -242,8 +245,8 @@ def left_in_box(job: dict[str, Any], other: dict[str, Any], key: str) -> tuple[f
     theirs = other["values"][key].double()
     depth = theirs.shape[1] - 1
     pairs = torch.stack([job["values"]["box_error"][:, depth].double(), theirs[:, depth]])
-    place = job["groups"] if job["groups"] is not None else torch.arange(len(theirs))
-    place = place.unique(return_inverse=True)[1]
+    groups = torch.arange(len(theirs)) if job["groups"] is None else job["groups"]
+    place = groups.unique(return_inverse=True)[1]
     sums = torch.zeros(2, int(place.max()) + 1, dtype=pairs.dtype).index_add_(1, place, pairs)
     generator = torch.Generator().manual_seed(0)
     drawn = torch.randint(sums.shape[1], (1000, sums.shape[1]), generator=generator)
@@ -269,10 +272,10 @@ def find_misses(grown: dict[str, Any], pairs: list[Any]) -> list[str]:
         if (ratio := left_in_box(job, job, "seen_error"))[0] > goal:
             found.append(f"{name}: nine leaves leave {shown(ratio)} in a box, the goal is {goal}")
     for name, job, other in pairs:
-        for depth, gap in enumerate(gaps(job, other, "whole_error", psnr)):
+        for depth, gap in enumerate(gaps(job, other, "whole_error")):
             if gap.high < 0:
                 found.append(f"{name}: {signed(gap)} dB at depth {depth}")
-        for depth, gap in enumerate(gaps(job, other, "whole_nll", lambda nll: nll)):
+        for depth, gap in enumerate(gaps(job, other, "whole_nll")):
             if depth and gap.low > 0:
                 found.append(f"{name}: NLL {signed(gap)} at depth {depth}")
     return found or ["no goal is missed"]

@@ -10,6 +10,7 @@ were not trained on, each well left out in turn; the scales are fitted on the tr
 import argparse
 import json
 import time
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -80,13 +81,12 @@ def digits(judged: Judged) -> dict:
             coverage.setdefault(name, []).append([*shares, found.n, len(values)])
         if split < 3:
             sizes.append({level: sizes_of(rest, found, level) for level in LEVELS})
-    return {
-        "coverage": {name: _summary(rows) for name, rows in coverage.items()},
-        "sizes": {
-            level: {k: sum(s[level][k] for s in sizes) / len(sizes) for k in sizes[0][level]}
-            for level in LEVELS
-        },
-    }
+    mean = {level: _mean([size[level] for size in sizes]) for level in LEVELS}
+    return {"coverage": {k: _summary(rows) for k, rows in coverage.items()}, "sizes": mean}
+
+
+def _mean(rows: list[dict[str, float]]) -> dict[str, float]:
+    return {name: sum(row[name] for row in rows) / len(rows) for name in rows[0]}
 
 
 def _summary(rows: list[list[float]]) -> dict:
@@ -105,7 +105,7 @@ def _summary(rows: list[list[float]]) -> dict:
 def cells(judged: Judged) -> dict:
     """Every well left out in turn, and judged by the certificate that the others give: the share of
     its windows covered, and sizes, each well having one vote."""
-    labels, told = np.array(judged.labels), []
+    labels, told = np.array(judged.labels), defaultdict(list)
     wells = sorted(set(labels[~judged.fits.numpy()]))
     for well in wells:
         own = torch.from_numpy(labels == well)
@@ -116,15 +116,12 @@ def cells(judged: Judged) -> dict:
         for level in LEVELS[:2]:
             q = {name: found.scores[name].quantile(level) for name in scores}
             shares = {k: (v <= q[k]).double().mean().item() for k, v in scores.items()}
-            told.append({"level": level, "coverage": shares, "sizes": sizes_of(rows, found, level)})
+            told["coverage", level].append(shares)
+            told["sizes", level].append(sizes_of(rows, found, level))
     mean = {
-        part: {
-            level: {k: sum(t[part][k] for t in told if t["level"] == level) / len(wells)
-                    for k in told[0][part]}
-            for level in LEVELS[:2]
-        }
+        part: {level: _mean(told[part, level]) for level in LEVELS[:2]}
         for part in ("coverage", "sizes")
-    }  # fmt: skip
+    }
     return {"wells": len(wells), **mean}
 
 
@@ -152,13 +149,12 @@ def main() -> None:
     parser.add_argument("--cache", type=Path)
     parser.add_argument("--again", action="store_true", help="only what is quick, from the cache")
     arguments = parser.parse_args()
+    out, cache, file = arguments.out, arguments.cache, arguments.out / "numbers.json"
     if arguments.again:
-        file = arguments.out / "numbers.json"
-        judged = judge_digits(arguments.data, arguments.cache)
+        judged = judge_digits(arguments.data, cache)
         quick = {"timing": timing(arguments.data), "before": before(judged)}
         write_json(file, json.loads(file.read_text(encoding="utf-8")) | quick)
         return
-    out, cache = arguments.out, arguments.cache
     torch.set_num_threads(2)
     out.mkdir(parents=True, exist_ok=True)
     judged = judge_digits(arguments.data, cache)
@@ -168,8 +164,8 @@ def main() -> None:
     numbers["digits"] |= {"verdict": told.verdict, "z": told.z, "by_likeliest": told.by_group}
     numbers["cells"] = cells(judge_cells(arguments.data, cache))
     numbers |= {"timing": timing(arguments.data), "before": before(judged)}
-    write_json(out / "numbers.json", json.loads(json.dumps(numbers, default=lambda t: t.tolist())))
-    print(out / "numbers.json")
+    write_json(file, json.loads(json.dumps(numbers, default=lambda t: t.tolist())))
+    print(file)
 
 
 def timing(data: str) -> dict[str, float]:

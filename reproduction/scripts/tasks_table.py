@@ -10,14 +10,8 @@ import math
 
 from collect import RESULTS, read_archive
 
-TASKS = (
-    "faces_colorize",
-    "cats_colorize",
-    "faces_eyes",
-    "faces_mouth",
-    "shoes_from_edges",
-    "cells_actin_to_dna",
-)
+TASKS = ("faces_colorize", "cats_colorize", "faces_eyes", "faces_mouth", "shoes_from_edges",
+         "cells_actin_to_dna")  # fmt: skip
 EYES = {
     "tries/faces_eyes_shallow": "four halvings",
     "tries/faces_eyes_deeper": "six halvings from here on",

@@ -17,45 +17,45 @@ do, and the tests pin it.
 """
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from posterior_trees.baselines import conditional, ddnm, ddrm, diffpir, dps, repaint
 from posterior_trees.measure import Inpaint
 from posterior_trees.toys import GaussianMixture, MixtureDenoiser
+from posterior_trees_paper.baselines import sampling
 
 OBSERVED = (-2.5, -4.25, -4.0)
 """Values of coordinate 1, in the units of the paper."""
 
-SAMPLERS: dict[str, tuple[Callable, dict[str, Any]]] = {
-    "conditional-1000": (conditional, {"steps": 1000}),
-    "conditional-100": (conditional, {"steps": 100}),
-    "conditional-20": (conditional, {"steps": 20}),
-    "ddnm-100": (ddnm, {}),
-    "ddnm-100-travel-10-10": (ddnm, {"travel_length": 10, "travel_repeat": 10}),
-    "ddrm-20": (ddrm, {}),
-    "ddrm-100": (ddrm, {"steps": 100}),
-    "repaint-250-10-10": (repaint, {}),
-    "repaint-250-10-1": (repaint, {"resamplings": 1}),
-    "dps-1000-zeta-0.5": (dps, {}),
-    "dps-1000-zeta-0.1": (dps, {"zeta": 0.1}),
-    "dps-1000-zeta-0.03": (dps, {"zeta": 0.03}),
-    "diffpir-100": (diffpir, {}),
-    "diffpir-20": (diffpir, {"steps": 20}),
-    "ddnm-100-noise-0.4": (ddnm, {"noise": 0.4}),
-    "ddrm-20-noise-0.4": (ddrm, {"noise": 0.4}),
+SAMPLERS: dict[str, dict[str, Any]] = {
+    "conditional-1000": {"steps": 1000},
+    "conditional-100": {"steps": 100},
+    "conditional-20": {"steps": 20},
+    "ddnm-100": {},
+    "ddnm-100-travel-10-10": {"travel_length": 10, "travel_repeat": 10},
+    "ddrm-20": {},
+    "ddrm-100": {"steps": 100},
+    "repaint-250-10-10": {},
+    "repaint-250-10-1": {"resamplings": 1},
+    "dps-1000-zeta-0.5": {},
+    "dps-1000-zeta-0.1": {"zeta": 0.1},
+    "dps-1000-zeta-0.03": {"zeta": 0.03},
+    "diffpir-100": {},
+    "diffpir-20": {"steps": 20},
+    "ddnm-100-noise-0.4": {"noise": 0.4},
+    "ddrm-20-noise-0.4": {"noise": 0.4},
 }
-"""Every sampler with its published settings, and the variants that explain them."""
+"""Options by name, which begins with the sampler's: every one with its published settings, and the
+variants that explain them."""
 
 
 def measure_bias(name: str, n: int = 40_000, seed: int = 0) -> dict[str, Any]:
     """One row of the table: `name`, `evaluations` per sample, and `w1`, `tv`, `sd_ratio`, each a
     list over the three observations; distances in normalised units."""
-    sampler, options = SAMPLERS[name]
+    sampler, options = sampling.SAMPLERS[name.partition("-")[0]], SAMPLERS[name]
     denoise, y = MixtureDenoiser(), observations()
     generator = torch.Generator().manual_seed(seed)
     samples = sampler(denoise, HIDE_SECOND, y, n, generator=generator, **options)
@@ -137,8 +137,3 @@ def judge(samples: Float[Tensor, "s"], truth: Line) -> dict[str, float]:
         "tv": (masses - expected).abs().sum().item() / 2,
         "sd_ratio": samples.std(correction=0).item() / truth.std(),
     }
-
-
-def bias_table(n: int = 40_000, seed: int = 0, watch: Callable = iter) -> list[dict[str, Any]]:
-    """All samplers, one object each."""
-    return [measure_bias(name, n, seed) for name in watch(list(SAMPLERS))]

@@ -1,4 +1,4 @@
-r"""Are samples spread as the truth is? Two checks that need only pairs $(x, y)$ and samples.
+r"""Are samples spread as the truth is, and new? Checks that need only pairs $(x, y)$ and samples.
 
 **Spread-skill.** Let $\bar x$ be the mean of $P$ samples. For exact samples, averaged over images,
 
@@ -17,15 +17,26 @@ in 3 % (results/baselines). A U-shaped histogram means samples too narrow.
 
 **Root.** The mean of many exact samples is the posterior mean up to $10 \log_{10}(1 + 1/P)$ dB, so
 its PSNR must be that of a network trained for it.
+
+**Nearest.** Do samples repeat training images? For samples $x_i$, a test image $x$ and training
+images $u$,
+
+$$ \text{nearest} = \frac{\text{mean over samples of } \min_u \lVert x_i - u \rVert}
+                       {\text{mean over test images of } \min_u \lVert x - u \rVert} . $$
+
+New images of the same law give about 1; a model that recites its training images gives far less;
+blurred or broken samples may give more or less, so read it next to v and PSNR. Over what the
+measurement hides where that is a hole. Where training mirrored its images, the mirrored ones count.
 """
 
 from collections.abc import Sequence
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from posterior_trees.data import ImageSet
 from posterior_trees.errors import InputError
 
 BINS = 10
@@ -35,6 +46,8 @@ ratio of `expected_v`), χ², and dB below an MSE network."""
 USUAL_SAMPLES = 100
 ENOUGH_RANKS = 600
 """Fewer ranks than this decide nothing."""
+CHUNK = 2048
+"""Training images held as floats at a time; so much memory, and no more, is needed for them."""
 
 
 def spread_and_skill(
@@ -137,3 +150,25 @@ def accept(
     verdicts = [test["passed"] for test in tests.values()]
     passed = False if False in verdicts else None if None in verdicts else True
     return {**tests, "passed": passed}
+
+
+def nearest_distance(
+    x: Float[Tensor, "b c h w"],
+    training: ImageSet,
+    mask: Bool[Tensor, "h w"] | None = None,
+    is_mirrored: bool = False,
+    chunk: int = CHUNK,
+) -> Float[Tensor, "b"]:
+    """Of every image, the L2 distance to the nearest training image, over the pixels of `mask`."""
+    queries = _pixels(x, mask)
+    nearest = queries.new_full((len(x),), torch.inf)
+    for start in range(0, len(training), chunk):
+        images, _ = training.batch(range(start, min(start + chunk, len(training))))
+        images = images.to(x)
+        for version in (images, images.flip(-1)) if is_mirrored else (images,):
+            nearest = nearest.minimum(torch.cdist(queries, _pixels(version, mask)).amin(dim=1))
+    return nearest
+
+
+def _pixels(x: Tensor, mask: Tensor | None) -> Tensor:
+    return x.flatten(1) if mask is None else x[..., mask.to(x.device)].flatten(1)

@@ -26,25 +26,71 @@ $\lVert P (e - e_\theta) \rVert^2$: the hole of a picture, the two colour dimens
 Images are in $[-1, 1]$ here; `ImageDenoiser` is what samplers call.
 """
 
+import math
 from collections.abc import Callable, Sequence
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from posterior_trees.baselines.process import cosine_alpha_bar, linear_alpha_bar
 from posterior_trees.errors import InputError
 from posterior_trees.fast.compiling import compiled
 from posterior_trees.measure import Measurement
+from posterior_trees.networks.padding import crop, pad
+from posterior_trees.networks.residual import Ladder, zero
 from posterior_trees.recipe import Recipe
 from posterior_trees_paper.baselines.spec import BaselineSpec
-from posterior_trees_paper.baselines.unet import DiffusionUNet
 from posterior_trees_paper.baselines.weights import make_adam
 
 CHUNK = 1000
 """Images that go through the network together."""
 LOG_SIGMA_MEAN, LOG_SIGMA_STD = -0.8, 1.6
 """Of the noise that `target = "edm"` trains at."""
+
+
+class DiffusionUNet(Ladder):
+    r"""The diffusion U-Net (Ho et al. 2020): the residual U-Net of `networks/residual.py`, whose
+    blocks know the noise level. Maps noisy images, extra channels and noise levels to an image of
+    `channels` channels.
+
+    The level $t$ enters as sines and cosines of $t\, e^{-\ln(10^4)\, i / (d/2)}$, through two
+    linear layers, and is added between the two convolutions of every residual block. The last
+    convolution of the network starts at zero.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        channels: int,
+        *,
+        base: int = 48,
+        multipliers: Sequence[int] = (1, 2, 2, 2),
+        blocks: int = 2,
+        attention: Sequence[int] = (2,),
+        dropout: float = 0.0,
+    ) -> None:
+        depth = 4 * base
+        super().__init__(base, multipliers, blocks, attention, dropout=dropout, time=depth)
+        self.base, self.channels = base, channels
+        self.embed = nn.Sequential(nn.Linear(base, depth), nn.SiLU(), nn.Linear(depth, depth))
+        self.first = nn.Conv2d(in_channels, base, 3, padding=1)
+        self.last = zero(nn.Conv2d(base * multipliers[0], channels, 3, padding=1))
+
+    def forward(
+        self, x: Float[Tensor, "b c h w"], t: Int[Tensor, "b"]
+    ) -> Float[Tensor, "b c2 h w"]:
+        embedding = self.embed(sinusoids(t, self.base).to(x.dtype))
+        *_, maps = self.climb(self.first(pad(x, self.multiple, "zeros")), embedding)
+        return crop(self.last(maps), x.shape[-2:])
+
+
+def sinusoids(t: Int[Tensor, "b"], width: int) -> Float[Tensor, "b w"]:
+    half = width // 2
+    rates = torch.exp(-math.log(10_000) * torch.arange(half, device=t.device) / half)
+    angles = t.unsqueeze(1).float() * rates
+    return F.pad(torch.cat([angles.sin(), angles.cos()], dim=1), (0, width % 2))
 
 
 class DiffusionModel(nn.Module):
@@ -62,15 +108,9 @@ class DiffusionModel(nn.Module):
         self.is_conditional = spec.kind == "conditional"
         extra = seen_channels(measurements[0], channels) if self.is_conditional else 0
         self.channels, self.target, self.sigma_data = channels, spec.target, spec.sigma_data
-        self.network = network or DiffusionUNet(
-            channels + extra,
-            channels,
-            base=spec.base,
-            multipliers=spec.multipliers,
-            blocks=spec.blocks,
-            attention=spec.attention,
-            dropout=spec.dropout,
-        )
+        names = ("base", "multipliers", "blocks", "attention", "dropout")
+        sizes = {name: getattr(spec, name) for name in names}
+        self.network = network or DiffusionUNet(channels + extra, channels, **sizes)
         make = linear_alpha_bar if spec.schedule == "linear" else cosine_alpha_bar
         self.alpha_bar = make(spec.noise_levels)
 
@@ -159,8 +199,7 @@ def see(measurement: Measurement, y: Float[Tensor, "b *shape"]) -> Float[Tensor,
     if not measurement.is_exact:
         return measurement.view(y)
     plain = measurement.naive(y)
-    known = 1 - measurement.open_share
-    known = torch.as_tensor(known, dtype=y.dtype, device=y.device)
+    known = torch.as_tensor(1 - measurement.open_share, dtype=y.dtype, device=y.device)
     known = known.expand(len(y), 1, *plain.shape[-2:])
     return torch.cat([plain - measurement.project(plain), known], dim=1)
 
@@ -219,9 +258,8 @@ class DiffusionLearner:
     def learn(self, *inputs: Tensor) -> Float[Tensor, ""]:
         """One step of the optimiser; returns the loss."""
         (optimizer,) = self.optimizers
-        with torch.autocast(
-            self.device.type, dtype=torch.bfloat16, enabled=self.device.type == "cuda"
-        ):
+        kind = self.device.type
+        with torch.autocast(kind, dtype=torch.bfloat16, enabled=kind == "cuda"):
             loss = self.loss(*inputs)
         loss.backward()
         if self.clip:

@@ -15,40 +15,27 @@ from torch import Tensor
 from posterior_trees.baselines import unconditional
 from posterior_trees_paper.baselines.diffusion import DiffusionModel, ImageDenoiser
 
+BATCH = 1000
 SURE, SURE_SHARE, CLASS_GAP = 0.9, 0.95, 0.03
 """A sure reading; how many samples must have one; how far a class may be from its frequency."""
 
-Reader = Callable[[Tensor], Tensor]
-"""Images in [0, 1] → logits of their classes."""
-
 
 def draw_digits(
-    model: DiffusionModel,
-    shape: tuple[int, ...],
-    n: int,
-    *,
-    steps: int = 250,
-    generator: torch.Generator | None = None,
-    batch: int = 1000,
+    model: DiffusionModel, shape: tuple[int, ...], n: int, steps: int, generator: torch.Generator
 ) -> Float[Tensor, "{n} c h w"]:
     """Unconditional samples in [0, 1]."""
-    denoise, device = ImageDenoiser(model), next(model.parameters()).device
-    parts = [
-        unconditional(
-            denoise, torch.zeros(min(batch, n - start), *shape, device=device),
-            steps=steps, generator=generator, clip=(-1.0, 1.0),
-        )
-        for start in range(0, n, batch)
-    ]  # fmt: skip
+    denoise, like = ImageDenoiser(model), torch.zeros(n, *shape, device=generator.device)
+    how: dict[str, Any] = {"steps": steps, "generator": generator, "clip": (-1.0, 1.0)}
+    parts = [unconditional(denoise, part, **how) for part in like.split(BATCH)]
     return (torch.cat(parts) + 1).div(2).clamp(0, 1)
 
 
 @torch.no_grad()
 def read_digits(
-    x: Float[Tensor, "n c h w"], reader: Reader, batch: int = 1000
+    x: Float[Tensor, "n c h w"], reader: Callable[[Tensor], Tensor]
 ) -> tuple[Int[Tensor, "n"], Float[Tensor, "n"]]:
-    """The class and the reader's probability of every image."""
-    probabilities = torch.cat([reader(part).softmax(dim=1) for part in x.split(batch)])
+    """The class and the reader's probability of every image; it gives logits of their classes."""
+    probabilities = torch.cat([reader(part).softmax(dim=1) for part in x.split(BATCH)])
     best = probabilities.max(dim=1)
     return best.indices, best.values
 
@@ -57,7 +44,7 @@ def judge_digits(
     samples: Float[Tensor, "n c h w"],
     real: Float[Tensor, "m c h w"],
     labels: Int[Tensor, "k"],
-    reader: Reader,
+    reader: Callable[[Tensor], Tensor],
 ) -> dict[str, Any]:
     """The check of `samples` against the classes `labels` of the training set; `real` test images
     say how sure the reader can be."""
@@ -69,11 +56,8 @@ def judge_digits(
     gap = (found - wanted).abs().max().item()
     sure, real_sure = ((s > SURE).double().mean().item() for s in (sureness, real_sureness))
     return {
-        "n": len(samples),
-        "classes": found.tolist(),
-        "training_classes": wanted.tolist(),
+        "n": len(samples), "classes": found.tolist(), "training_classes": wanted.tolist(),
         "class_gap": {"value": gap, "limit": CLASS_GAP, "passed": gap <= CLASS_GAP},
         "sure": {"value": sure, "limit": SURE_SHARE, "passed": sure >= SURE_SHARE},
-        "sure_of_real": real_sure,
-        "passed": gap <= CLASS_GAP and sure >= SURE_SHARE,
-    }
+        "sure_of_real": real_sure, "passed": gap <= CLASS_GAP and sure >= SURE_SHARE,
+    }  # fmt: skip

@@ -21,6 +21,7 @@ Neither is MAT, the GAN of the paper's Table 1, which cannot be reproduced at th
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 import torch
 from jaxtyping import Float
@@ -108,11 +109,8 @@ class Critic(nn.Sequential):
 
     def __init__(self, in_channels: int, width: int) -> None:
         layers: list[nn.Module] = []
-        for before, after in zip((0, 1, 2, 4), (1, 2, 4, 8), strict=True):
-            layers += [
-                nn.Conv2d(before * width or in_channels, after * width, 4, stride=2, padding=2),
-                nn.LeakyReLU(0.2),
-            ]
+        for before, after in pairwise((in_channels, width, 2 * width, 4 * width, 8 * width)):
+            layers += [nn.Conv2d(before, after, 4, stride=2, padding=2), nn.LeakyReLU(0.2)]
         pool = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8 * width, 1), nn.Flatten(0)]
         super().__init__(*layers, *pool)
 

@@ -69,9 +69,8 @@ class PointNetwork(nn.Module):
         angles = torch.arange(1, waves + 1) * ((1 - alpha) / alpha).log() * math.pi / 20
         table = torch.cat([angles.sin(), angles.cos()], dim=1).float()
         self.register_buffer("waves", table, persistent=False)
-        sizes = [2 * in_channels + 2 * waves, width, width, width]
         layers: list[nn.Module] = []
-        for before, after in pairwise(sizes):
+        for before, after in pairwise((2 * in_channels + 2 * waves, width, width, width)):
             layers += [nn.Linear(before, after), nn.SiLU()]
         self.layers = nn.Sequential(*layers, nn.Linear(width, 2))
 
@@ -97,13 +96,9 @@ def train_denoiser(
     torch.manual_seed(plan.seed)
     generator, mixture = torch.Generator().manual_seed(plan.seed), GaussianMixture().normalized()
     spec = BaselineSpec(kind=kind, target="edm", sigma_data=1.0)
-    recipe = Recipe(
-        measurement=MeasurementSpec(kind="inpaint"),
-        optimizer=OptimizerSpec(
-            lr=3e-3, schedule="cosine", min_lr=1e-6, warmup_steps=200, clip=1.0
-        ),
-        training=TrainingSpec(batch_size=plan.batch),
-    )
+    rates = OptimizerSpec(lr=3e-3, schedule="cosine", min_lr=1e-6, warmup_steps=200, clip=1.0)
+    recipe = Recipe(measurement=MeasurementSpec(kind="inpaint"), optimizer=rates,
+                    training=TrainingSpec(batch_size=plan.batch))  # fmt: skip
     network = PointNetwork(1 if kind == "prior" else 3)
     model = DiffusionModel(1, spec, [HIDE_LOWER], network)
     learner = DiffusionLearner(model, [HIDE_LOWER], recipe, torch.device("cpu"))
@@ -115,9 +110,11 @@ def train_denoiser(
         learner.learn(*learner.draw((x + 1) / 2, None, generator))
         average.update(torch.tensor(average_share(step, plan.batch)))
     network.load_state_dict(average.values)
-    facts = {"steps": plan.steps, "batch": plan.batch, "seed": plan.seed}
-    facts |= {"parameters": sum(p.numel() for p in network.parameters())}
-    return model.eval(), facts | {"seconds": round(time.perf_counter() - start, 1)}
+    return model.eval(), {
+        "steps": plan.steps, "batch": plan.batch, "seed": plan.seed,
+        "parameters": sum(p.numel() for p in network.parameters()),
+        "seconds": round(time.perf_counter() - start, 1),
+    }  # fmt: skip
 
 
 def as_images(points: Float[Tensor, "*b 2"]) -> Float[Tensor, "*b 1 2 1"]:
@@ -172,8 +169,8 @@ def check_denoising(model: DiffusionModel, plan: Plan) -> list[dict[str, Any]]:
 
 
 def check_conditional(model: DiffusionModel, plan: Plan) -> list[dict[str, Any]]:
-    mixture, generator = GaussianMixture().normalized(), torch.Generator()
-    generator.manual_seed(plan.seed + 4)
+    mixture = GaussianMixture().normalized()
+    generator = torch.Generator().manual_seed(plan.seed + 4)
     y = as_images(observations().float())
     samples = as_points(
         conditional(ImageDenoiser(model), HIDE_LOWER, y, plan.samples, steps=plan.chain,
@@ -199,9 +196,8 @@ def distances(
     return (one - other).abs().sum().item() / 2, (2 * torch.cdist(a, b).mean() - within).item()
 
 
-def run_checks(plan: Plan | None = None, watch: Callable = iter) -> dict[str, Any]:
+def run_checks(plan: Plan, watch: Callable = iter) -> dict[str, Any]:
     """Train both models and hold them against the truth."""
-    plan = plan or Plan()
     prior, prior_facts = train_denoiser("prior", plan, watch)
     given, given_facts = train_denoiser("conditional", plan, watch)
     checks = [*check_denoiser(prior, plan), *check_prior(prior, plan)]

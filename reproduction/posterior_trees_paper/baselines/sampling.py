@@ -29,13 +29,8 @@ from posterior_trees_paper.baselines.spec import BaselineSpec, spec_from_facts, 
 
 SCHEMA = 1
 SAMPLERS: dict[str, Callable] = {
-    "conditional": conditional,
-    "ddnm": ddnm,
-    "ddrm": ddrm,
-    "repaint": repaint,
-    "dps": dps,
-    "diffpir": diffpir,
-    "denoising": denoising,
+    sampler.__name__: sampler
+    for sampler in (conditional, ddnm, ddrm, repaint, dps, diffpir, denoising)
 }
 CLIP = {"repaint": (-1.0, 1.0), "dps": (-1.0, 1.0), "conditional": (-1.0, 1.0)}
 """Methods that clip their estimates of the clean image, as published; DDNM and DDRM do not."""
@@ -44,23 +39,11 @@ CLIP = {"repaint": (-1.0, 1.0), "dps": (-1.0, 1.0), "conditional": (-1.0, 1.0)}
 class Baseline:
     """A model that draws posterior samples of images, with the recipe it was trained by."""
 
-    def __init__(
-        self,
-        recipe: Recipe,
-        spec: BaselineSpec,
-        model: DiffusionModel | GanModel,
-        measurements: list[Measurement],
-        about: dict[str, Any] | None = None,
-    ) -> None:
-        self.recipe, self.spec, self.model = recipe, spec, model
-        self.measurements, self.about = measurements, about or {}
-
-    @classmethod
-    def fresh(cls, recipe: Recipe, spec: BaselineSpec, about: dict | None = None) -> "Baseline":
-        measurements = build_measurements(recipe, spec)
-        make = GanModel if spec.is_gan else DiffusionModel
-        model = make(recipe.data.channels, spec, measurements)
-        return cls(recipe, spec, model, measurements, about)
+    def __init__(self, recipe: Recipe, spec: BaselineSpec, about: dict | None = None) -> None:
+        self.recipe, self.spec, self.about = recipe, spec, about or {}
+        self.measurements = build_measurements(recipe, spec)
+        make = GanModel if spec.kind in ("cgan", "rcgan") else DiffusionModel
+        self.model = make(recipe.data.channels, spec, self.measurements)
 
     @property
     def device(self) -> torch.device:
@@ -74,6 +57,8 @@ class Baseline:
         self.model.to(device)
         if isinstance(self.model, GanModel):
             self.model.accelerate()
+        if device.type == "cuda":
+            self.network.to(memory_format=torch.channels_last)  # ty: ignore[no-matching-overload]
         self.measurements = [measurement.to(device) for measurement in self.measurements]
         return self
 
@@ -126,14 +111,11 @@ class Baseline:
         denoise = ImageDenoiser(self.model)
         if measurement.noise:
             measurement = Denoise(2 * measurement.noise)
-        sampler = SAMPLERS[method]
         _check_options(method, options)
         if "noise" in options:
             options["noise"] *= 2  # samplers work in [-1, 1]
-        clip = CLIP.get(method)
-        samples = sampler(
-            denoise, measurement, 2 * y - 1, n, generator=generator, clip=clip, **options
-        )
+        how = {"generator": generator, "clip": CLIP.get(method), **options}
+        samples = SAMPLERS[method](denoise, measurement, 2 * y - 1, n, **how)
         return ((samples + 1) / 2).clamp(0, 1), denoise.evaluations
 
     def _check_trained_for(self, measurement: Measurement) -> None:
@@ -155,11 +137,9 @@ def build_measurements(recipe: Recipe, spec: BaselineSpec) -> list[Measurement]:
 
 
 def _check_options(method: str, options: dict[str, Any]) -> None:
-    known = [
-        name
-        for name, parameter in inspect.signature(SAMPLERS[method]).parameters.items()
-        if parameter.kind is parameter.KEYWORD_ONLY and name not in ("generator", "clip")
-    ]
+    parameters = inspect.signature(SAMPLERS[method]).parameters.values()
+    known = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
+    known = [name for name in known if name not in ("generator", "clip")]
     for name in options:
         if name not in known:
             raise InputError(f"{method} has no option {name!r}; it has {', '.join(known)}")
@@ -181,12 +161,8 @@ def save_baseline(
     """Write the weights that sample, in bfloat16, with all that is needed to use them again."""
     weights = baseline.network.state_dict()
     weights = {k: v.bfloat16() if v.is_floating_point() else v for k, v in weights.items()}
-    facts = {
-        "baseline": SCHEMA,
-        "recipe": write_recipe(baseline.recipe),
-        "spec": spec_to_facts(baseline.spec),
-        "about": about or baseline.about,
-    }
+    facts = {"baseline": SCHEMA, "recipe": write_recipe(baseline.recipe),
+             "spec": spec_to_facts(baseline.spec), "about": about or baseline.about}  # fmt: skip
     store.write(file, weights, facts)
 
 
@@ -213,12 +189,8 @@ def load_baseline(path: str | PathLike[str], device: str | torch.device | None =
             "upgrade posterior-trees"
         )
     recipe = parse_resolved(facts["recipe"], str(file))
-    baseline = Baseline.fresh(recipe, spec_from_facts(facts["spec"], str(file)), facts["about"])
+    baseline = Baseline(recipe, spec_from_facts(facts["spec"], str(file)), facts["about"])
     weights, _ = store.read(file)
     load_weights(baseline.network, weights, origin=str(file))
     baseline.model.eval().requires_grad_(False)
-    baseline.to(torch.device(device or best_device()))
-    if baseline.device.type == "cuda":
-        network = baseline.network
-        network.to(memory_format=torch.channels_last)  # ty: ignore[no-matching-overload]
-    return baseline
+    return baseline.to(torch.device(device or best_device()))

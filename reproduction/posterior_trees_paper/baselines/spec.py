@@ -46,10 +46,6 @@ class BaselineSpec(Section):
     log_every: Positive = 500  # steps
     patience: Count = 0  # log lines without a lower held-out loss before training ends; 0 = never
 
-    @property
-    def is_gan(self) -> bool:
-        return self.kind in ("cgan", "rcgan")
-
 
 def read_baseline(
     file: str | PathLike[str], changes: tuple[str, ...] | list[str] = ()

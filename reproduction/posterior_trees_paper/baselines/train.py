@@ -60,13 +60,13 @@ def fit_baseline(
     check_folder(Path(run_dir), recipe)  # before all that takes time
     with hold(run_dir):
         torch.manual_seed(recipe.seed)
-        baseline = Baseline.fresh(recipe, spec).to(torch.device(device or best_device()))
+        baseline = Baseline(recipe, spec).to(torch.device(device or best_device()))
         train, held_out = images or load_images(recipe.data, data)
         loop = Loop(baseline, train, held_out, Run(run_dir, recipe), report)
         loop.resume()
         steps: Iterator[int] = iter(range(loop.step, loop.total_steps))
         for step in watch(steps, loop.step, loop.total_steps) if watch else steps:
-            if loop.is_stale:
+            if 0 < spec.patience <= loop.stale:  # so long has the held-out loss not fallen
                 break
             loop.advance(step)
             if time.monotonic() > deadline:
@@ -97,22 +97,16 @@ class Loop:
                 "are none: set data.validation above 0"
             )
         self.order = Order(
-            len(train),
-            self.recipe.training.batch_size,
-            repeat=self.recipe.data.repeat,
-            generator=lambda epoch: self._generator(epoch, 1),
-            device=self.device,
-        )
+            len(train), self.recipe.training.batch_size, repeat=self.recipe.data.repeat,
+            generator=lambda epoch: self._generator(epoch, 1), device=self.device,
+        )  # fmt: skip
         self.batch_size, self.steps_per_epoch = self.order.batch_size, self.order.steps_per_epoch
         self.total_steps = self.recipe.training.epochs * self.steps_per_epoch
         self.schedule = Schedule(self.recipe.optimizer, self.total_steps)
         if self.device.type == "cuda":
-            network = baseline.network
-            network.to(memory_format=torch.channels_last)  # ty: ignore[no-matching-overload]
             torch.backends.cudnn.benchmark = True
         self.learner = make_learner(baseline)
-        captures = self.device.type == "cuda"
-        is_captured = captures and self.learner.can_capture
+        is_captured = self.device.type == "cuda" and self.learner.can_capture
         self.learn = Capture(self._learn) if is_captured else self._learn
         self.average = Average(self.learner.network, 0)
         self.losses: list[Tensor] = []
@@ -125,8 +119,7 @@ class Loop:
         for optimizer in self.learner.optimizers:
             set_rate(optimizer, self.schedule, step)
         share = torch.full((), average_share(step, self.batch_size), device=self.device)
-        losses = self.learn(*self._inputs(step), share)
-        self.losses.append(losses.clone())
+        self.losses.append(self.learn(*self._inputs(step), share).clone())
         self.step = step + 1
         self.seconds += time.monotonic() - start
         is_last = self.step == self.total_steps
@@ -150,11 +143,6 @@ class Loop:
         generator = self._generator(step, 4, self.device)
         self.learner.network.train()
         return self.learner.draw(x, y, generator)
-
-    @property
-    def is_stale(self) -> bool:
-        """Whether the held-out loss has not fallen for as long as the recipe waits."""
-        return 0 < self.spec.patience <= self.stale
 
     def _log(self) -> None:
         self._refuse_nan()
@@ -212,22 +200,17 @@ class Loop:
         """Write everything needed to continue, unless it is broken."""
         self._refuse_nan()
         states = {str(i): o.state_dict()["state"] for i, o in enumerate(self.learner.optimizers)}
-        losses = torch.stack(self.losses) if self.losses else torch.zeros(0)
         self.run.save(
             {
-                "step": self.step,
-                "seconds": self.seconds,
+                "step": self.step, "seconds": self.seconds, "stale": self.stale,
                 "best": self.best if math.isfinite(self.best) else None,
-                "stale": self.stale,
-                "images": describe_images(self.train),
+                "images": describe_images(self.train), "spec": spec_to_facts(self.spec),
                 "schedule": self.schedule.state_dict(),
-                "spec": spec_to_facts(self.spec),
-                "model": dict(self.learner.model.state_dict()),
-                "average": self.average.values,
-                "losses": losses,
+                "model": dict(self.learner.model.state_dict()), "average": self.average.values,
+                "losses": torch.stack(self.losses) if self.losses else torch.zeros(0),
                 "optimizers": states,
             }
-        )
+        )  # fmt: skip
         self.saved_at = time.monotonic()
 
     def resume(self) -> None:
@@ -254,7 +237,5 @@ class Loop:
             load_slots(optimizer, state["optimizers"].get(str(number), {}))
         self.run.rewind(self.step)
 
-    def _generator(
-        self, step: int, purpose: int, device: torch.device | None = None
-    ) -> torch.Generator:
-        return step_generator(self.recipe.seed, step, purpose, device or "cpu")
+    def _generator(self, step: int, purpose: int, device: Any = "cpu") -> torch.Generator:
+        return step_generator(self.recipe.seed, step, purpose, device)

@@ -31,11 +31,6 @@ class Timing(NamedTuple):
     high_ms: float
     repeats: int
 
-    @property
-    def spread_ms(self) -> float:
-        """The interquartile range."""
-        return self.high_ms - self.low_ms
-
     @classmethod
     def of(cls, milliseconds: list[float]) -> "Timing":
         low, median, high = np.percentile(milliseconds, (25, 50, 75)).tolist()
@@ -103,16 +98,14 @@ def peak_bytes(call: Callable[[], object], device: str | torch.device = "cpu") -
     device = torch.device(device)
     gc.collect()
     if device.type == "cuda":
-        torch.cuda.synchronize(device)
+        wait(device)
         torch.cuda.reset_peak_memory_stats(device)
         call()
-        torch.cuda.synchronize(device)
+        wait(device)
         return torch.cuda.max_memory_allocated(device)
-    if device.type != "cpu" or not _reset_peak():
-        call()
-        return None
+    is_told = device.type == "cpu" and _reset_peak()
     call()
-    return resident_bytes("VmHWM")
+    return resident_bytes("VmHWM") if is_told else None
 
 
 def resident_bytes(field: str = "VmRSS") -> int | None:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from posterior_trees.errors import InputError
 from posterior_trees.pictures.answer import Answer
-from posterior_trees.predictor import GrowingPredictor, Growth, Predictor
+from posterior_trees.predictor import GrowingPredictor, Predictor
 from posterior_trees.predictor.region import open_part
 from posterior_trees.serve.growths import Growths
 from posterior_trees_paper.bench.clock import WARM_UP, Timing, time_once
@@ -97,7 +97,9 @@ def ways(predictor: GrowingPredictor, size: tuple[int, int]) -> dict[str, Prepar
 
     def split(*paths: tuple[int, ...]) -> Prepare:
         def prepare() -> Callable[[], object]:
-            growth = grown_above(predictor, y, len(paths[0]))
+            growth = predictor.begin(y)
+            for length in range(len(paths[0])):  # what is above them is shown
+                growth.expand((0,) * length)
             return lambda: growth.expand(*paths)
 
         return prepare
@@ -113,11 +115,3 @@ def ways(predictor: GrowingPredictor, size: tuple[int, int]) -> dict[str, Prepar
     siblings = [(0, child) for child in range(predictor.branching[0])]
     return {PASS: lambda: ask, FIRST: split(()), DEEPER: split((0, 0)),
             TOGETHER: split(*siblings), PAGE: prepare_page}  # fmt: skip
-
-
-def grown_above(predictor: GrowingPredictor, y: Tensor, level: int) -> Growth:
-    """A growth in which the first nodes of a level are shown."""
-    growth = predictor.begin(y)
-    for length in range(level):
-        growth.expand((0,) * length)
-    return growth

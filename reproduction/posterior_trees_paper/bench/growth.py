@@ -6,9 +6,11 @@ disjoint decoders in proportion to it: each leaf keeps a decoder of $c_{init} \c
 channels. A sweep stops where a point is out of memory or over its time, and says so.
 """
 
+import dataclasses
 import gc
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -41,33 +43,29 @@ class Point:
     c_init: int = 4
     channels: int = 3
 
+    @property
+    def leaves(self) -> int:
+        return self.branching**self.depth
+
     def build(self, device: torch.device) -> TreePredictor:
-        names = ("size", "branching", "depth", "c_init", "channels", "decoder")
-        return fresh(square_recipe(**{name: getattr(self, name) for name in names}), device)
+        options = {name: value for name, value in vars(self).items() if name != "batch"}
+        return fresh(square_recipe(**options), device)
 
 
-def sweeps(
-    center: Point,
-    trees: Sequence[tuple[int, int]] = TREES,
-    sizes: Sequence[int] = SIZES,
-    batches: Sequence[int] = BATCHES,
-) -> Iterator[tuple[str, list[Point]]]:
+def sweeps(center: Point) -> Iterator[tuple[str, list[Point]]]:
     """The points of every sweep, cheapest first."""
+    at = partial(dataclasses.replace, center)
     for decoder in ("disjoint", "shared"):
-        trees_now = [(k, d, decoder) for k, d in trees]
-        yield f"leaves, {decoder}", [_at(center, branching=k, depth=d, decoder=name)
-                                     for k, d, name in trees_now]  # fmt: skip
-    yield "size", [_at(center, size=size) for size in sizes]
-    yield "batch", [_at(center, batch=batch) for batch in batches]
+        trees = [at(branching=k, depth=d, decoder=decoder) for k, d in TREES]
+        yield f"leaves, {decoder}", trees
+    yield "size", [at(size=size) for size in SIZES]
+    yield "batch", [at(batch=batch) for batch in BATCHES]
 
 
 def bench_growth(
     center: Point,
     device: torch.device,
     *,
-    trees: Sequence[tuple[int, int]] = TREES,
-    sizes: Sequence[int] = SIZES,
-    batches: Sequence[int] = BATCHES,
     is_training: bool = False,
     repeat: int = 5,
     seconds: float = 3.0,
@@ -76,7 +74,7 @@ def bench_growth(
     """Measure all sweeps; `seconds` is the most that one point may take."""
     settings = {**vars(center), "pass": "forward and backward" if is_training else "forward"}
     report = Report("growth", conditions(device), settings)
-    for name, points in watch(list(sweeps(center, trees, sizes, batches))):
+    for name, points in watch(list(sweeps(center))):
         for point in points:
             try:
                 reason = _measure(report, name, point, device, is_training, repeat, seconds)
@@ -86,7 +84,8 @@ def bench_growth(
             if device.type == "cuda":
                 torch.cuda.empty_cache()
             if reason:
-                report.notes.append(f"{name} stops at {_place(point)}: {reason}")
+                place = f"{point.leaves} leaves, {point.size}×{point.size}, batch {point.batch}"
+                report.notes.append(f"{name} stops at {place}: {reason}")
                 break
     return report
 
@@ -114,8 +113,7 @@ def _measure(
     if not is_slow:
         left = seconds - 2 * once[0] / 1000
         timing = time_together({"": call}, device, repeat=repeat, seconds=left)[""]
-    leaves = point.branching**point.depth
-    facts = {"leaves": leaves, "size": point.size, "batch": point.batch, "decoder": point.decoder}
+    facts = {name: getattr(point, name) for name in ("leaves", "size", "batch", "decoder")}
     row = report.add(timing, sweep=sweep, **facts)
     row["ms_per_image"] = timing.median_ms / point.batch
     row["peak_mb"] = megabytes(peak)
@@ -154,9 +152,7 @@ def draw_growth(rows: Sequence[dict[str, Any]], file: str | PathLike[str], title
         for axis, value in ((axes[0][column], "ms"), (axes[1][column], "peak_mb")):
             for name in dict.fromkeys(row["sweep"] for row in mine):
                 line = [r for r in mine if r["sweep"] == name and r[value] is not None]
-                axis.plot([r[what] for r in line], [r[value] for r in line], "o-", label=name)
-            axis.set_xscale("log")
-            axis.set_yscale("log")
+                axis.loglog([r[what] for r in line], [r[value] for r in line], "o-", label=name)
             ticks = [n for n in (2**i for i in range(11)) if any(row[what] == n for row in mine)]
             axis.set_xticks(ticks, list(map(str, ticks)))
             axis.set_xticks([], minor=True)
@@ -167,12 +163,3 @@ def draw_growth(rows: Sequence[dict[str, Any]], file: str | PathLike[str], title
     axes[1][0].set_ylabel("peak memory, MB")
     figure.suptitle(title)
     figure.savefig(Path(file), dpi=120)
-
-
-def _at(center: Point, **changes: Any) -> Point:
-    return Point(**{**vars(center), **changes})
-
-
-def _place(point: Point) -> str:
-    leaves = point.branching**point.depth
-    return f"{leaves} leaves, {point.size}×{point.size}, batch {point.batch}"

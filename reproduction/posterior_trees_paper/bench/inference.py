@@ -53,13 +53,10 @@ def bench_inference(
     seen = tree.view(random_measurement(tree, 1, size))
     work = count_work(tree.network, tuple(seen.shape[1:]))
     settings = {
-        "branching": list(tree.branching),
-        "size": list(size),
-        "channels": tree.channels,
-        "parameters": work.parameters,
-        "gflop_per_image": round(work.flops / 1e9, 3),
+        "branching": list(tree.branching), "size": list(size), "channels": tree.channels,
+        "parameters": work.parameters, "gflop_per_image": round(work.flops / 1e9, 3),
         "mb_moved_per_image": round(work.bytes_moved / 1e6, 1),
-    }
+    }  # fmt: skip
     report = Report("inference", conditions(tree.device), settings)
     for batch in watch(list(batches)):
         torch.compiler.reset()  # or the limit on recompilations is reached, silently
@@ -104,12 +101,13 @@ def make_runs(
         runs[f"eager {precision}"] = _run(tree, y, precision)
         runs[f"channels-last {precision}"] = _run(last, y, precision)
         if ways.is_torch_compiled:
-            runs[f"torch.compile {precision}"] = _run(_compiled(tree), y, precision)
+            plain = copy.deepcopy(tree)
+            plain.network.compile(dynamic=False, options=SAFE)
+            runs[f"torch.compile {precision}"] = _run(plain, y, precision)
         if ways.is_compiled:
             runs[f"predictor.compile() {precision}"] = _fast(tree, y, precision)
     if ways.has_onnx:
-        session = OnnxSession(tree)
-        runs["ONNX Runtime float32"] = lambda: session(y)
+        runs["ONNX Runtime float32"] = _onnx(tree, y)
     if point is not None:
         runs["one output, eager float32"] = _run(point, y, "float32")
         if ways.is_compiled:
@@ -118,28 +116,27 @@ def make_runs(
     return {name: run for name, run in runs.items() if _works(name, run, notes)}
 
 
-class OnnxSession:
+def _onnx(predictor: TreePredictor, y: Tensor) -> Run:
     """The predictor's ONNX graph, run by ONNX Runtime with as many threads as torch has."""
+    from posterior_trees.export.onnx import save_onnx
 
-    def __init__(self, predictor: TreePredictor) -> None:
-        from posterior_trees.export.onnx import save_onnx
+    (runtime,) = find_rivals(("onnxruntime",), extra="onnx")
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "model.onnx"
+        save_onnx(copy.deepcopy(predictor).to("cpu", torch.float32), file)
+        options = runtime.SessionOptions()
+        options.intra_op_num_threads = torch.get_num_threads()
+        session = runtime.InferenceSession(file.read_bytes(), options)
+    levels = range(len(predictor.branching) + 1)
+    names = [f"level_{i}" for i in levels] + [f"probs_{i}" for i in levels[1:]]
 
-        (runtime,) = find_rivals(("onnxruntime",), extra="onnx")
-        with tempfile.TemporaryDirectory() as folder:
-            file = Path(folder) / "model.onnx"
-            save_onnx(copy.deepcopy(predictor).to("cpu", torch.float32), file)
-            options = runtime.SessionOptions()
-            options.intra_op_num_threads = torch.get_num_threads()
-            self.session = runtime.InferenceSession(file.read_bytes(), options)
-        self.branching = predictor.branching
-
-    def __call__(self, y: Tensor) -> Tree:
-        levels = range(len(self.branching) + 1)
-        names = [f"level_{i}" for i in levels] + [f"probs_{i}" for i in levels[1:]]
-        got = [torch.from_numpy(a) for a in self.session.run(names, {"y": y.cpu().numpy()})]
+    def run() -> Tree:
+        got = [torch.from_numpy(a) for a in session.run(names, {"y": y.cpu().numpy()})]
         images, probs = got[: len(levels)], got[len(levels) :]
         root = images[0].new_ones(len(y), 1)
-        return Tree(images, [p.log() for p in (root, *probs)], self.branching).to(y.device)
+        return Tree(images, [p.log() for p in (root, *probs)], predictor.branching).to(y.device)
+
+    return run
 
 
 def _run(predictor: TreePredictor, y: Tensor, precision: str) -> Run:
@@ -152,12 +149,6 @@ def _run(predictor: TreePredictor, y: Tensor, precision: str) -> Run:
             return predictor(y)
 
     return run
-
-
-def _compiled(predictor: TreePredictor) -> TreePredictor:
-    fast = copy.deepcopy(predictor)
-    fast.network.compile(dynamic=False, options=SAFE)
-    return fast
 
 
 def _fast(predictor: TreePredictor, y: Tensor, precision: str) -> Run:

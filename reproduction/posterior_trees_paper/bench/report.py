@@ -65,16 +65,15 @@ class Report:
         console = Console()
         if not console.is_terminal:
             console = Console(width=WIDTH)
-        names = list(dict.fromkeys(name for row in self.rows for name in row))
         hidden = {"ms_low", "ms_high", "repeats"}
+        names = dict.fromkeys(name for row in self.rows for name in row if name not in hidden)
         grid = Table(title=f"ptrees bench {self.benchmark}")
         for name in names:
-            if name not in hidden:
-                is_text = any(isinstance(row.get(name), str) for row in self.rows)
-                side = "left" if is_text else "right"
-                grid.add_column(in_words(name), justify=side, no_wrap=is_text)
+            is_text = any(isinstance(row.get(name), str) for row in self.rows)
+            side = "left" if is_text else "right"
+            grid.add_column(in_words(name), justify=side, no_wrap=is_text)
         for row in self.rows:
-            grid.add_row(*[_cell(row, name) for name in names if name not in hidden])
+            grid.add_row(*[_cell(row, name) for name in names])
         console.print(grid)
         for facts in (self.settings, self.conditions):
             text = ", ".join(f"{in_words(key)} {_plain(value)}" for key, value in facts.items())

@@ -1,6 +1,7 @@
 """What is measured: the network of a recipe with random weights, and its plain counterpart."""
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +14,10 @@ from posterior_trees.recipe.tasks import TASKS
 
 PAPER = 'task = "faces_eyes"'
 """The paper's network, whatever our recipe for eyes has: a recipe's defaults."""
+KEYS = {"branching": "tree.branching={}", "depth": "tree.depth={}", "c_init": "network.c_init={}",
+        "decoder": "network.decoder={}", "channels": "data.channels={}",
+        "size": "data.size={}"}  # fmt: skip
+"""What an option changes of the recipe whose network is measured."""
 
 
 def find_recipe(name_or_file: str, changes: list[str] | tuple[str, ...] = ()) -> Recipe:
@@ -25,25 +30,10 @@ def find_recipe(name_or_file: str, changes: list[str] | tuple[str, ...] = ()) ->
     return read_recipe(name_or_file, changes)  # its error says what a recipe is
 
 
-def square_recipe(
-    *,
-    size: int = 64,
-    branching: int = 3,
-    depth: int = 2,
-    c_init: int = 4,
-    channels: int = 3,
-    decoder: str = "disjoint",
-) -> Recipe:
+def square_recipe(size: int = 64, **options: Any) -> Recipe:
     """Squares with the paper's box over the eyes: the size and the tree are what is studied."""
-    changes = [
-        f"data.size=[{size}, {size}]",
-        f"data.channels={channels}",
-        f"tree.branching={branching}",
-        f"tree.depth={depth}",
-        f"network.c_init={c_init}",
-        f"network.decoder={decoder}",
-    ]
-    return parse_recipe(PAPER, changes)
+    options["size"] = [size, size]
+    return parse_recipe(PAPER, [KEYS[name].format(value) for name, value in options.items()])
 
 
 def fresh(recipe: Recipe, device: str | torch.device) -> TreePredictor:

@@ -7,8 +7,7 @@ trainer never waits for a GPU between two of them.
 
 import dataclasses
 import tempfile
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -46,89 +45,52 @@ def bench_training(
     schedule = recipe.training
     steps = schedule.epochs * (len(noise) // min(schedule.batch_size, len(noise)))
     settings: dict[str, Any] = {
-        "task": recipe.task,
-        "size": list(noise.shape[1:]),
-        "images": len(noise),
-        "batch": schedule.batch_size,
-        "epochs": schedule.epochs,
-        "steps": steps,
-        "compile": schedule.compile,
-        "steps_per_time": group,
-    }
+        "task": recipe.task, "size": list(noise.shape[1:]), "images": len(noise),
+        "batch": schedule.batch_size, "epochs": schedule.epochs, "steps": steps,
+        "compile": schedule.compile, "steps_per_time": group,
+    }  # fmt: skip
     report = Report("train", conditions(device), settings)
-    with _steppers(recipe, noise, device) as (steppers, precision):
-        settings["precision"] = precision
-        groups = {name: repeated(step, group) for name, step in steppers.items()}
+    torch.compiler.reset()
+    with tempfile.TemporaryDirectory() as folder:
+        steppers, groups = {}, {}
+        for name, is_on in (("balancer off", False), ("balancer on", True)):
+            place = noise, device, f"{folder}/{name}"
+            step, settings["precision"] = stepper(recipe, *place, is_balanced=is_on)
+            steppers[name], groups[name] = step, repeated(step, group)
         for step in steppers.values():
             for _ in range(WARM_UP.get(device.type, 1)):
                 step()
         peaks = {name: peak_bytes(step, device) for name, step in steppers.items()}
         times = time_together(groups, device, repeat=repeat, warm_up=1, seconds=seconds)
-    _add_rows(report, times, peaks, group, steps)
-    return report
-
-
-def _add_rows(report: Report, times: dict[str, Timing], peaks: dict, group: int, steps: int):
-    per_step = {
-        name: Timing(t.median_ms / group, t.low_ms / group, t.high_ms / group, t.repeats)
-        for name, t in times.items()
-    }
-    off = per_step["balancer off"].median_ms
-    for name, timing in per_step.items():
-        row = report.add(timing, step=name, batch=report.settings["batch"])
-        row["steps_per_s"] = 1000 / timing.median_ms
-        row["images_per_s"] = report.settings["batch"] * row["steps_per_s"]
-        row["schedule_minutes"] = steps * timing.median_ms / 60_000
-        row["balancer_share"] = 1 - off / timing.median_ms
+    for name, (*many, repeats) in times.items():
+        each = Timing(*(ms / group for ms in many), repeats)
+        row = report.add(each, step=name, batch=schedule.batch_size)
+        row["steps_per_s"] = 1000 / each.median_ms
+        row["images_per_s"] = schedule.batch_size * row["steps_per_s"]
+        row["schedule_minutes"] = steps * each.median_ms / 60_000
+        row["balancer_share"] = 1 - report.rows[0]["ms"] / each.median_ms
         row["peak_mb"] = megabytes(peaks[name])
-
-
-@contextmanager
-def _steppers(
-    recipe: Recipe, noise: ImageSet, device: torch.device
-) -> Generator[tuple[dict[str, Callable[[], None]], str], None, None]:
-    """A call that makes the next step, for either state of the balancer."""
-    torch.compiler.reset()
-    with tempfile.TemporaryDirectory() as folder:
-        steppers, precision = {}, ""
-        for name, is_on in (("balancer off", False), ("balancer on", True)):
-            steppers[name], precision = stepper(
-                recipe, noise, device, f"{folder}/{name}", is_balanced=is_on
-            )
-        yield steppers, precision
+    return report
 
 
 def stepper(
     recipe: Recipe, noise: ImageSet, device: torch.device, folder: str, *, is_balanced: bool
 ) -> tuple[Callable[[], None], str]:
-    """A call that makes the next step of a training, and its precision."""
-    quiet = _quiet(recipe, is_balanced)
+    """A call that makes the next step of a training, without saves, pictures and calibration and
+    with the balancer at work from the first one, and its precision."""
+    change = dataclasses.replace
+    balancer = change(recipe.balancer, is_on=is_balanced, start=0.0)
+    training = change(recipe.training, save_seconds=1e9, picture_every=0, calibrate=False)
+    quiet = change(recipe, balancer=balancer, training=training)
     fabric = make_fabric(quiet, device.type)
     torch.manual_seed(recipe.seed)
-    run = Run(folder, quiet)
-    trainer = Trainer(quiet, build_predictor(quiet), noise, None, fabric, run)
-    return _next_step(trainer), fabric.strategy.precision.precision
-
-
-def _next_step(trainer: Trainer) -> Callable[[], None]:
-    """Within the first epoch for ever: what ends one (saving, validating) is no step."""
+    trainer = Trainer(quiet, build_predictor(quiet), noise, None, fabric, Run(folder, quiet))
 
     def step() -> None:
+        """Within the first epoch for ever: what ends one (saving, validating) is no step."""
         trainer.advance(trainer.step % max(trainer.steps_per_epoch - 1, 1))
 
-    return step
-
-
-def _quiet(recipe: Recipe, is_balanced: bool) -> Recipe:
-    """The same steps without saves, pictures and calibration, and the balancer at work from the
-    first one."""
-    return dataclasses.replace(
-        recipe,
-        balancer=dataclasses.replace(recipe.balancer, is_on=is_balanced, start=0.0),
-        training=dataclasses.replace(
-            recipe.training, save_seconds=1e9, picture_every=0, calibrate=False
-        ),
-    )
+    return step, fabric.strategy.precision.precision
 
 
 def repeated(step: Callable[[], None], count: int) -> Callable[[], None]:

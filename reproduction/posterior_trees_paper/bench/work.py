@@ -11,7 +11,7 @@ their sum is what a plain, unfused run moves through memory. The output of every
 backward pass will want is about what training keeps.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -25,43 +25,15 @@ from posterior_trees.predictor import evaluating
 
 
 class Work(NamedTuple):
-    """Of one image in float32: multiply-adds and bytes by kind of operation, and parameters."""
+    """Of one image in float32."""
 
     parameters: int
-    macs: dict[str, int]
-    moved: dict[str, int]
-    written: dict[str, int]
-
-    @property
-    def flops(self) -> int:
-        """Floating-point operations of convolutions and matrix products."""
-        return 2 * sum(self.macs.values())
-
-    @property
-    def bytes_moved(self) -> int:
-        """Bytes read and written if every operation is a pass of its own."""
-        return sum(self.moved.values())
-
-    @property
-    def bytes_written(self) -> int:
-        """Bytes of all intermediate results together."""
-        return sum(self.written.values())
-
-
-KINDS = {
-    "convolution": "convolution",
-    "addmm": "matrix product",
-    "mm": "matrix product",
-    "native_group_norm": "normalisation",
-    "native_layer_norm": "normalisation",
-    "leaky_relu": "activation",
-    "leaky_relu_": "activation",
-    "silu": "activation",
-    "mean": "pooling for the head",
-    "cat": "concatenation",
-    "upsample_nearest2d": "resampling",
-    "avg_pool2d": "resampling",
-}
+    flops: int
+    """Floating-point operations of convolutions and matrix products."""
+    bytes_moved: int
+    """Read and written if every operation is a pass of its own."""
+    bytes_written: int
+    """Of all intermediate results together."""
 
 
 def count_work(network: nn.Module, shape: Sequence[int]) -> Work:
@@ -73,7 +45,7 @@ def count_work(network: nn.Module, shape: Sequence[int]) -> Work:
     with torch.no_grad(), evaluating(network), mode, _Counter() as counter:
         functional_call(network, hollow, (torch.empty(1, *shape),))
     parameters = sum(weight.numel() for weight in network.parameters())
-    return Work(parameters, counter.macs, counter.moved, counter.written)
+    return Work(parameters, 2 * counter.macs, counter.moved, counter.written)
 
 
 class _Counter(TorchDispatchMode):
@@ -81,22 +53,18 @@ class _Counter(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.macs: dict[str, int] = {}
-        self.moved: dict[str, int] = {}
-        self.written: dict[str, int] = {}
+        self.macs = self.moved = self.written = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
         name = func.overloadpacket.__name__
         if func.is_view or func.namespace != "aten" or name in ("empty", "_unsafe_view", "detach"):
             return result
-        kind = KINDS.get(name, "other")
-        read, wrote = _bytes((args, kwargs)), _bytes(result)
-        self.moved[kind] = self.moved.get(kind, 0) + read + wrote
+        wrote = _bytes(result)
+        self.moved += _bytes((args, kwargs)) + wrote
         if not name.endswith("_"):  # in place: nothing new is kept
-            self.written[kind] = self.written.get(kind, 0) + wrote
-        if macs := _macs(name, args, result):
-            self.macs[kind] = self.macs.get(kind, 0) + macs
+            self.written += wrote
+        self.macs += _macs(name, args, result)
         return result
 
 
@@ -110,8 +78,4 @@ def _macs(name: str, args: tuple, result: Any) -> int:
 
 
 def _bytes(values: Any) -> int:
-    return sum(tensor.nbytes for tensor in _tensors(values))
-
-
-def _tensors(values: Any) -> Iterator[Tensor]:
-    return (value for value in tree_leaves(values) if isinstance(value, Tensor))
+    return sum(value.nbytes for value in tree_leaves(values) if isinstance(value, Tensor))

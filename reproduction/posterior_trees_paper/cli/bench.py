@@ -8,14 +8,6 @@ from posterior_trees.cli.options import add_changes, add_device, add_limit, coun
 from posterior_trees.errors import InputError
 
 PRECISIONS = ("float32", "bfloat16", "float16")
-KEYS = {
-    "branching": "tree.branching={}",
-    "depth": "tree.depth={}",
-    "c_init": "network.c_init={}",
-    "channels": "data.channels={}",
-    "size": "data.size={}",
-}
-"""Options that change a key of the recipe whose network is measured."""
 
 
 def add(commands: Any) -> None:
@@ -97,14 +89,8 @@ def run_inference(arguments: argparse.Namespace) -> None:
 
     device, recipe = _device(arguments), _recipe(arguments)
     tree = load(arguments.model, device) if arguments.model else fresh(recipe, device)
-    ways = Ways(
-        arguments.precision,
-        is_compiled=arguments.compile,
-        is_torch_compiled=arguments.torch_compile,
-        has_onnx=arguments.onnx_runtime,
-        repeat=arguments.repeat,
-        seconds=arguments.seconds,
-    )
+    ways = Ways(arguments.precision, arguments.compile, arguments.torch_compile,
+                arguments.onnx_runtime, **_given(arguments))  # fmt: skip
     point, watch = fresh(plain_of(recipe), device), track("measuring")
     size = size_of(recipe, _size(arguments) if arguments.size else (64, 64))
     _show(bench_inference(tree, point, size, arguments.batch, ways, watch), arguments)
@@ -128,28 +114,26 @@ def run_expand(arguments: argparse.Namespace) -> None:
         recipe = find_recipe(arguments.recipe or "growing/digits")
         predictor = fresh(recipe, device)
     size = _size(arguments) if arguments.size else size_of(recipe)
-    how = {"repeat": arguments.repeat, "seconds": arguments.seconds}
-    _show(bench_expansion(predictor, size, within=arguments.within, **how), arguments)
+    _show(bench_expansion(predictor, size, **_given(arguments, "within")), arguments)
 
 
 def _recipe(arguments: argparse.Namespace) -> Any:
     """The model's recipe, or another one with the changes of the options."""
     from posterior_trees.models.checkpoint import load_recipe
     from posterior_trees.recipe import parse_recipe
-    from posterior_trees_paper.bench.subject import PAPER, find_recipe
+    from posterior_trees_paper.bench.subject import KEYS, PAPER, find_recipe
 
-    given = [name for name in KEYS if getattr(arguments, name) is not None]
+    values = {name: value for name in KEYS if (value := getattr(arguments, name, None)) is not None}
     if arguments.model:
-        fixed = [f"--{name.replace('_', '-')}" for name in given if name != "size"]
+        fixed = [f"--{name.replace('_', '-')}" for name in values if name != "size"]
         if fixed:
             raise InputError(f"the model decides about {', '.join(fixed)}: leave it out")
         return load_recipe(arguments.model)
-    values = vars(arguments) | ({"size": list(_size(arguments))} if arguments.size else {})
-    changes = [KEYS[name].format(values[name]) for name in given]
+    if arguments.size or not arguments.recipe:
+        values["size"] = list(_size(arguments)) if arguments.size else [64, 64]
+    changes = [KEYS[name].format(value) for name, value in values.items()]
     if arguments.recipe:
         return find_recipe(arguments.recipe, changes)
-    if arguments.size is None:
-        changes.append(KEYS["size"].format([64, 64]))
     return parse_recipe(PAPER, changes)
 
 
@@ -166,9 +150,8 @@ def run_train(arguments: argparse.Namespace) -> None:
         size = [f"training.batch_size={batch}"] if batch else []
         recipe = find_recipe(arguments.recipe, [*start, *size, *arguments.changes])
         steps = arguments.together or (1 if is_slow else 10)
-        report = bench_training(recipe, device, images=arguments.limit, group=steps,
-                                repeat=arguments.repeat, seconds=arguments.seconds)  # fmt: skip
-        reports.append(report)
+        times = _given(arguments)
+        reports.append(bench_training(recipe, device, images=arguments.limit, group=steps, **times))
     for other in reports[1:]:
         reports[0].rows += other.rows
     if is_slow and not any(change.startswith("training.compile") for change in arguments.changes):
@@ -177,31 +160,18 @@ def run_train(arguments: argparse.Namespace) -> None:
 
 
 def run_balancer(arguments: argparse.Namespace) -> None:
-    from posterior_trees_paper.bench.balancing import bench_balancing
+    from posterior_trees_paper.bench.rivals import bench_balancing
 
-    report = bench_balancing(
-        arguments.set_sizes,
-        arguments.leaves,
-        _device(arguments),
-        repeat=arguments.repeat,
-        seconds=arguments.seconds,
-        is_skipped=arguments.skip_missing,
-    )
-    _show(report, arguments)
+    what = arguments.set_sizes, arguments.leaves, _device(arguments)
+    _show(bench_balancing(*what, **_given(arguments, "skip_missing")), arguments)
 
 
 def run_kmeans(arguments: argparse.Namespace) -> None:
-    from posterior_trees_paper.bench.clustering import bench_clustering
+    from posterior_trees_paper.bench.rivals import bench_clustering
 
-    names = ("samples", "channels", "branching", "depth", "repeat", "seconds")
-    report = bench_clustering(
-        arguments.batch,
-        _device(arguments),
-        size=_size(arguments),
-        **{name: getattr(arguments, name) for name in names},
-        is_skipped=arguments.skip_missing,
-    )
-    _show(report, arguments)
+    how = _given(arguments, "samples", "channels", "branching", "depth", "skip_missing")
+    device, size = _device(arguments), _size(arguments)
+    _show(bench_clustering(arguments.batch, device, size=size, **how), arguments)
 
 
 def run_growth(arguments: argparse.Namespace) -> None:
@@ -211,15 +181,13 @@ def run_growth(arguments: argparse.Namespace) -> None:
     (height, width), batches = _size(arguments), arguments.batch
     if height != width or len(batches) > 1:
         raise InputError("growth starts at one point: give one --size and one --batch")
-    names = ("branching", "depth", "c_init", "channels")
+    shape = {
+        name: getattr(arguments, name) for name in ("branching", "depth", "c_init", "channels")
+    }
     report = bench_growth(
-        Point(size=height, batch=batches[0], **{name: getattr(arguments, name) for name in names}),
-        _device(arguments),
-        is_training=arguments.training,
-        repeat=arguments.repeat,
-        seconds=arguments.seconds,
-        watch=track("measuring"),
-    )
+        Point(size=height, batch=batches[0], **shape), _device(arguments),
+        is_training=arguments.training, **_given(arguments), watch=track("measuring"),
+    )  # fmt: skip
     _show(report, arguments)
     if arguments.plot:
         draw_growth(report.rows, arguments.plot, report.conditions["device"])
@@ -270,6 +238,11 @@ def _size(arguments: argparse.Namespace) -> tuple[int, int]:
 def _add_skip(parser: Any) -> None:
     parser.add_argument("--skip-missing", action="store_true",
                         help="leave out what is not installed")  # fmt: skip
+
+
+def _given(arguments: argparse.Namespace, *names: str) -> dict[str, Any]:
+    """Options that a benchmark knows by the same names, and how long it may measure."""
+    return {name: getattr(arguments, name) for name in ("repeat", "seconds", *names)}
 
 
 def _device(arguments: argparse.Namespace) -> Any:

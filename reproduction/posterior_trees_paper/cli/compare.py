@@ -61,14 +61,22 @@ def add(commands: Any) -> None:
 def run_compare(arguments: argparse.Namespace) -> None:
     from posterior_trees.fast.predictor import tuned_convolutions
     from posterior_trees.progress import track
-    from posterior_trees_paper.compare.report import write_report
+    from posterior_trees_paper.compare.comparison import write_report
+    from posterior_trees_paper.compare.inputs import save_inputs
+    from posterior_trees_paper.compare.methods import choose_inputs
     from posterior_trees_paper.compare.table import accepted, doubts
 
-    if arguments.inputs:
-        write_inputs(arguments)
-        return
+    if arguments.inputs and arguments.methods:
+        raise InputError("--inputs compares nothing: leave --method out, or give --out instead")
     deadline = time.monotonic() + 60 * arguments.minutes
-    comparison, methods, title, reference = set_up(arguments)
+    recipe, predictor, images = load_judged(arguments)
+    chosen = arguments.limit, arguments.seed, recipe.data.split
+    inputs = choose_inputs(predictor, images, *chosen)
+    if arguments.inputs:  # what a sampler of somebody's own starts from
+        facts = {"task": recipe.task, "split": arguments.split, "seed": arguments.seed}
+        print_paths(save_inputs(arguments.inputs, inputs, facts))
+        return
+    comparison, methods, title, reference = set_up(arguments, recipe, predictor, inputs)
     jobs = [(method, part) for method in methods for part in comparison.parts]
     if kept := sum(comparison.has(*job) for job in jobs):
         print(
@@ -89,27 +97,9 @@ def run_compare(arguments: argparse.Namespace) -> None:
     print_paths(files)
 
 
-def choose(arguments: argparse.Namespace) -> tuple[Any, Any, Any]:
-    """The model's recipe, the model, and the images that all methods get."""
-    from posterior_trees_paper.compare.methods import choose_inputs
-
-    recipe, predictor, images = load_judged(arguments)
-    options = arguments.limit, arguments.seed, recipe.data.split
-    return recipe, predictor, choose_inputs(predictor, images, *options)
-
-
-def write_inputs(arguments: argparse.Namespace) -> None:
-    """`--inputs`: what a sampler of somebody's own starts from."""
-    from posterior_trees_paper.compare.inputs import save_inputs
-
-    if arguments.methods:
-        raise InputError("--inputs compares nothing: leave --method out, or give --out instead")
-    recipe, _, inputs = choose(arguments)
-    facts = {"task": recipe.task, "split": arguments.split, "seed": arguments.seed}
-    print_paths(save_inputs(arguments.inputs, inputs, facts))
-
-
-def set_up(arguments: argparse.Namespace) -> tuple[Any, list[Any], str, dict[str, Any]]:
+def set_up(
+    arguments: argparse.Namespace, recipe: Any, predictor: Any, inputs: Any
+) -> tuple[Any, list[Any], str, dict[str, Any]]:
     """A comparison, its methods, its title and the network that roots are held against."""
     from posterior_trees.models.checkpoint import find_model, load, load_recipe
     from posterior_trees_paper.compare.comparison import Comparison, root_psnr
@@ -117,21 +107,22 @@ def set_up(arguments: argparse.Namespace) -> tuple[Any, list[Any], str, dict[str
     from posterior_trees_paper.compare.methods import tree_method
     from posterior_trees_paper.compare.training import Trainings
 
-    recipe, predictor, inputs = choose(arguments)
     arguments.out.mkdir(parents=True, exist_ok=True)
     trainings = Trainings(arguments.data, predictor.device)
+    files = [find_model(arguments.model)]
+    if arguments.predictor:  # it is made in a file of the user's own
+        source = inspect.getsourcefile(find_function("--predictor", arguments.predictor))
+        files += [Path(source)] if source else []
     comparison = Comparison(
         arguments.out, inputs, predictor, group=arguments.group, seed=arguments.seed,
-        training=trainings.load(recipe.data),
-        identity={"ours": of_files([find_model(arguments.model), *predictor_files(arguments)])},
+        training=trainings.load(recipe.data), identity={"ours": of_files(files)},
     )  # fmt: skip
     settings = {"model": str(arguments.model), "commit": predictor.about.get("commit", "unknown")}
-    ours = predictor
-    if arguments.compile:
-        ours, settings["compiled"] = predictor.compile(), True
+    settings |= {"compiled": True} if arguments.compile else {}
+    ours = predictor.compile() if arguments.compile else predictor
     seen = trainings.count(predictor.about, recipe.data)
     methods = [tree_method("ours", ours, settings, seen)]
-    common = arguments, predictor, recipe, inputs, trainings
+    common = arguments, predictor, recipe.data, inputs, trainings
     methods += [make_method(text, *common) for text in arguments.methods]
     if len({method.name for method in methods}) < len(methods):
         raise InputError("two methods have the same name; 'ours' is the model's")
@@ -149,19 +140,11 @@ def set_up(arguments: argparse.Namespace) -> tuple[Any, list[Any], str, dict[str
     return comparison, methods, f"Trees compared: {recipe.task}", reference
 
 
-def predictor_files(arguments: argparse.Namespace) -> list[Path]:
-    """The file in which a predictor of the user's own is made, if there is one."""
-    if not arguments.predictor:
-        return []
-    file = inspect.getsourcefile(find_function("--predictor", arguments.predictor))
-    return [Path(file)] if file else []
-
-
 def make_method(
     text: str,
     arguments: argparse.Namespace,
     predictor: Any,
-    recipe: Any,
+    ours: Any,
     inputs: Any,
     trainings: Any,
 ) -> Any:
@@ -187,19 +170,18 @@ def make_method(
         )
     sampler, _, options = more.partition(":")
     baseline = _load(path, arguments.device, arguments.compile)
-    if baseline.recipe.data.channels != recipe.data.channels:
-        raise InputError(
-            f"{path} was trained on {baseline.recipe.data.channels} channels, "
-            f"{arguments.model} on {recipe.data.channels}: compare models of the same data"
-        )
     theirs = baseline.recipe.data
-    training = trainings.find(path, theirs, recipe.data, inputs.names)
-    known = baseline.about.get("train_names") if theirs.name == recipe.data.name else None
+    if theirs.channels != ours.channels:
+        raise InputError(
+            f"{path} was trained on {theirs.channels} channels, {arguments.model} on "
+            f"{ours.channels}: compare models of the same data"
+        )
+    training = trainings.find(path, theirs, ours, inputs.names)
+    known = baseline.about.get("train_names") if theirs.name == ours.name else None
     if doubt := describe_other_images(theirs, arguments.data, known):
         print(f"ptrees compare: {path}: {doubt}", file=sys.stderr)
     about = {"run": path, "trained": baseline.about, "weights": of_files([find_model(path)])}
-    if arguments.compile:
-        about["compiled"] = True
+    about |= {"compiled": True} if arguments.compile else {}
     return sampler_method(
         name, baseline, sampler or baseline.methods()[0], **common,
         options=parse_options(options.split(",") if options else []), settings=about,

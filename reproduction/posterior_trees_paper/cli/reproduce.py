@@ -6,7 +6,7 @@ from typing import Any
 
 from posterior_trees.cli.options import add_changes, add_data, add_device, count
 from posterior_trees.errors import RunError
-from posterior_trees_paper.cli.baseline_checks import add_reader
+from posterior_trees_paper.cli.baseline import add_reader
 
 CLUSTERING = "flat_vs_hierarchical"
 
@@ -63,15 +63,8 @@ def _run_all(arguments: argparse.Namespace, plan: Any, data: Path, out: Path) ->
     options = ["--data", str(data), *(["--device", arguments.device] if arguments.device else [])]
     options += [word for change in arguments.changes for word in ("--set", change)]
     with hold(arguments.runs / plan.name):
-        left = run_all(
-            arguments.study,
-            plan,
-            arguments.runs,
-            options,
-            side_by_side=arguments.jobs,
-            minutes=arguments.minutes,
-            say=_say,
-        )
+        how = {"side_by_side": arguments.jobs, "minutes": arguments.minutes, "say": _say}
+        left = run_all(arguments.study, plan, arguments.runs, options, **how)
     if len(left) < len(plan.jobs):
         write_report(plan, arguments.runs, out, data, reader=reader, say=_say)
         print((out / "table.md").read_text(encoding="utf-8"), end="")

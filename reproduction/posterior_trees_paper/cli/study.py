@@ -29,32 +29,19 @@ def add(commands: Any) -> None:
 
 
 def run_study(arguments: argparse.Namespace) -> None:
-    if arguments.table:
-        write_table(arguments)
-        return
+    from posterior_trees_paper.against import to_markdown, write_ways
     from posterior_trees_paper.tasks import run_study as run
 
+    if arguments.table:  # of studies that ran side by side
+        table = write_ways(arguments.out, [file.stem for file in arguments.recipes])
+        print(to_markdown(table), end="")
+        return
+    same = ("data", "runs", "minutes", "changes", "against", "seeds")
     rows = run(
-        arguments.recipes,
-        arguments.out,
-        data=arguments.data,
-        runs=arguments.runs,
-        minutes=arguments.minutes,
-        changes=arguments.changes,
-        with_plain=arguments.plain,
-        accelerator=arguments.device or "auto",
-        against=arguments.against,
-        seeds=arguments.seeds,
+        arguments.recipes, arguments.out, **{name: getattr(arguments, name) for name in same},
+        with_plain=arguments.plain, accelerator=arguments.device or "auto",
         say=lambda text: print(text, flush=True),
-    )
+    )  # fmt: skip
     failed = [row["name"] for row in rows if row["state"] == "failed"]
     if failed:
         raise RunError(f"{', '.join(failed)} failed; {arguments.out}/study.json says why")
-
-
-def write_table(arguments: argparse.Namespace) -> None:
-    """`--table`: of studies that ran side by side."""
-    from posterior_trees_paper.against import to_markdown, write_ways
-
-    table = write_ways(arguments.out, [file.stem for file in arguments.recipes])
-    print(to_markdown(table), end="")

@@ -13,7 +13,7 @@ from typing import Any
 
 from posterior_trees import store
 from posterior_trees.errors import InputError
-from posterior_trees_paper.compare.table import label
+from posterior_trees_paper.compare.table import label, pipe, spread
 
 PAPER = {
     "faces_colorize": {"psnr": (24.6, 25.7, 26.4), "nll": (0.9, 2.0)},
@@ -41,31 +41,24 @@ def to_markdown(tables: Sequence[dict[str, Any]]) -> str:
     depths = len(tables[0]["methods"][0]["psnr"])
     head = ["task", "method", "trained on", *[f"PSNR d={d}" for d in range(depths)],
             *[f"NLL d={d}" for d in range(1, depths)], "NFE"]  # fmt: skip
-    lines = ["# All methods on all tasks", "", _caption(tables), "", _line(head)]
-    lines.append(_line(["---", "---", *["--:"] * (len(head) - 2)]))
-    for table in tables:
-        if known := PAPER.get(table["task"]):
-            numbers = [f"*{value}*" for value in (*known["psnr"], *known["nll"])]
-            lines.append(_line([table["task"], f"*{OTHER}*", "*24,183*", *numbers, "*1*"]))
-        for row in table["methods"]:
-            quality = row["psnr_hole"] or row["psnr"]
-            cells = [f"{v['mean']:.2f} ± {v['std']:.2f}" for v in (*quality, *row["nll"][1:])]
-            counts = [f"{n:,}" if n else "–" for n in (row.get("trained_on"), row["evaluations"])]
-            lines.append(_line([table["task"], label(row), counts[0], *cells, counts[1]]))
-    return "\n".join(lines) + "\n"
-
-
-def _caption(tables: Sequence[dict[str, Any]]) -> str:
-    counts = sorted({len(table["images"]) for table in tables})
-    return (
-        f"{' or '.join(map(str, counts))} test images a task; mean ± standard deviation over "
+    sizes = sorted({len(table["images"]) for table in tables})
+    caption = (
+        f"{' or '.join(map(str, sizes))} test images a task; mean ± standard deviation over "
         "images, PSNR in dB, of the hole where there is one. *failed*: a diffusion model that does "
         "not pass the tests in its task's own table, which also has the paired differences."
     )
-
-
-def _line(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cells) + " |"
+    lines = []
+    for table in tables:
+        if known := PAPER.get(table["task"]):
+            numbers = [f"*{value}*" for value in (*known["psnr"], *known["nll"])]
+            lines.append([table["task"], f"*{OTHER}*", "*24,183*", *numbers, "*1*"])
+        for row in table["methods"]:
+            quality = row["psnr_hole"] or row["psnr"]
+            cells = map(spread, (*quality, *row["nll"][1:]))
+            counts = map(row.get, ("trained_on", "evaluations"))
+            seen, asked = (f"{n:,}" if n else "–" for n in counts)
+            lines.append([table["task"], label(row), seen, *cells, asked])
+    return "\n".join(["# All methods on all tasks", "", caption, "", *pipe(head, lines, 2)]) + "\n"
 
 
 def main(words: Sequence[str] | None = None) -> None:

@@ -88,8 +88,7 @@ def choose_inputs(
     indices = choose_images(len(images), count or min(USUAL, len(images)), seed)
     x, y = measured_batch(images, indices, predictor.measurement, seed, predictor.device)
     names = [images.names[i] for i in indices.tolist()]
-    groups = find_groups(names, by)
-    return Inputs(indices, names, x, y, predictor.measurement, groups)
+    return Inputs(indices, names, x, y, predictor.measurement, find_groups(names, by))
 
 
 def tree_method(
@@ -160,13 +159,12 @@ def folder_method(
         off = (agreeing - stack).square().flatten(1).mean(dim=1)
         if inputs.hole is not None:  # over what is seen
             off = off / (~inputs.hole).double().mean().to(off)
-        off = off.sqrt()
         stack = agreeing.clamp(0, 1)
-        return Answer(_cluster(stack, branching, seed), stack, None, off)
+        return Answer(_cluster(stack, branching, seed), stack, None, off.sqrt())
 
     files = [file for place in found for file in sample_files(place, samples)]
-    about = {"kind": "folder", "samples": samples, "folder": str(folder)}
-    about["content"] = of_files(files)
+    about = {"kind": "folder", "samples": samples, "folder": str(folder),
+             "content": of_files(files)}  # fmt: skip
     return Method(name, answer, about, is_timed=False)
 
 

@@ -55,21 +55,17 @@ def make_row(
     images that intervals take together, `seen` is the number of images it was trained on."""
     values, clamped = _shown_values(values)
     settings = facts[0]["settings"]
-    count = len(values["psnr"])
-    peaks, seconds = [fact["peak_bytes"] for fact in facts], group_seconds(facts)
+    peaks, seconds = [fact["peak_bytes"] for fact in facts], None
+    if all(fact["seconds"] is not None for fact in facts):
+        seconds = [fact["seconds"] / fact["size"] for fact in facts]
     row: dict[str, Any] = {
-        "name": name,
-        "kind": settings["kind"],
-        "settings": _shown(settings),
-        "made": facts[0].get("made"),
-        "n": count,
-        "trained_on": seen,
+        "name": name, "kind": settings["kind"], "settings": _shown(settings),
+        "made": facts[0].get("made"), "n": len(values["psnr"]), "trained_on": seen,
         "evaluations": facts[0]["evaluations"],
         # The median: the first group may compile or wait for the device.
         "seconds_per_image": statistics.median(seconds) if seconds else None,
-        "seconds_of_groups": seconds,
-        "peak_bytes": None if None in peaks else max(peaks),
-    }
+        "seconds_of_groups": seconds, "peak_bytes": None if None in peaks else max(peaks),
+    }  # fmt: skip
     for key in VALUES:
         row[key] = per_depth(values[key], groups) if key in values else None
     row["nll_clamped"] = clamped
@@ -114,13 +110,6 @@ def _shown(settings: dict[str, Any]) -> dict[str, Any]:
     return {**settings, **{key: path.name for key, path in files.items()}}
 
 
-def group_seconds(facts: Sequence[dict[str, Any]]) -> list[float] | None:
-    """Seconds per image of every group, if they were timed."""
-    if any(fact["seconds"] is None for fact in facts):
-        return None
-    return [fact["seconds"] / fact["size"] for fact in facts]
-
-
 def calibration(values: dict[str, Tensor], samples: int) -> dict[str, Any]:
     """Spread-skill, rank test and distance from the training images of a method with so many
     samples of an image."""
@@ -138,27 +127,20 @@ def calibration(values: dict[str, Tensor], samples: int) -> dict[str, Any]:
     return found
 
 
-def make_table(
-    title: str, settings: dict[str, Any], reference: dict[str, Any], rows: list[dict[str, Any]]
-) -> dict[str, Any]:
-    head = {"schema": SCHEMA, "title": title, "clip": False, **settings}
-    return {**head, "reference": reference, "methods": rows}
-
-
 def to_markdown(table: dict[str, Any]) -> str:
     """The table for people: values, then differences from ours with their intervals."""
     rows = table["methods"]
     head, cells = _grid(rows, "±")
-    lines = [f"# {table['title']}", "", _caption(table), "", *_pipe(head, cells)]
+    lines = [f"# {table['title']}", "", _caption(table), "", *pipe(head, cells)]
     lines += [f"\n**Beware.** {doubt}" for doubt in doubts(table)]
     others = [row for row in rows if "versus_ours" in row]
     if others:
         lines += ["", f"## Paired differences from {rows[0]['name']}", ""]
         lines += ["Method minus ours, mean over images and its 95 % interval; time over ours.", ""]
-        lines += _pipe(*_differences(rows[0], others))
+        lines += pipe(*_differences(rows[0], others))
     if any(row["acceptance"] for row in rows):
         lines += ["", "## Are the diffusion models trained well enough?", ""]
-        lines += [*_pipe(*accepted(table)), "", _tests(table)]
+        lines += [*pipe(*accepted(table)), "", _tests(table)]
     lines += [f"\n{_moves(row)}" for row in rows if row["kind"] == "repaint"]
     if any(row["kind"] in BIASED for row in rows):
         lines += ["", BIAS]
@@ -205,12 +187,10 @@ def accepted(table: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     cells = []
     for row in table["methods"]:
         if row["acceptance"]:
-            tests = [row["acceptance"][key] for key in ("v", "chi2", "root")]
-            forms = ["{:.2f}", "{:.1f}", "{:+.2f} dB"]
-            line = [
-                f"{_number(test['value'], form)} {words[test['passed']]}"
-                for test, form in zip(tests, forms, strict=True)
-            ]
+            found = row["acceptance"]
+            forms = {"v": "{:.2f}", "chi2": "{:.1f}", "root": "{:+.2f} dB"}
+            tests = [(found[key], form) for key, form in forms.items()]
+            line = [f"{_number(t['value'], form)} {words[t['passed']]}" for t, form in tests]
             cells.append([row["name"], *line, words[row["acceptance"]["passed"]]])
     return head, cells
 
@@ -240,11 +220,11 @@ def to_latex(table: dict[str, Any]) -> str:
     """The same values as a booktabs table."""
     head, cells = _grid(table["methods"], r"$\pm$")
     plain = [[_escape(cell) for cell in row] for row in (head, *cells)]
-    lines = [rf"% {table['title']}: {_caption(table)}".replace("\n", " ")]
-    lines += [rf"\begin{{tabular}}{{l{'r' * (len(head) - 1)}}}", r"\toprule"]
-    lines += [" & ".join(plain[0]) + r" \\", r"\midrule"]
-    lines += [" & ".join(row) + r" \\" for row in plain[1:]]
-    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"]) + "\n"
+    first, *rest = [" & ".join(row) + r" \\" for row in plain]
+    about = rf"% {table['title']}: {_caption(table)}".replace("\n", " ")
+    begin = rf"\begin{{tabular}}{{l{'r' * (len(head) - 1)}}}"
+    lines = [about, begin, r"\toprule", first, r"\midrule", *rest, r"\bottomrule", r"\end{tabular}"]
+    return "\n".join(lines) + "\n"
 
 
 def _grid(rows: list[dict[str, Any]], sign: str) -> tuple[list[str], list[list[str]]]:
@@ -255,19 +235,19 @@ def _grid(rows: list[dict[str, Any]], sign: str) -> tuple[list[str], list[list[s
     head += [f"{'hole ' if quality == 'psnr_hole' else ''}PSNR d={d}" for d in depths]
     head += [f"NLL d={d}" for d in depths[1:]] + [f"entropy d={d}" for d in depths[1:]]
     head += [f"held of {LEVEL:.0%}", "v", "χ²", "nearest", "s/image", "work MiB"]
+    forms = {"spread_skill": "{:.2f}", "rank_chi2": "{:.1f}", "nearest": "{:.2f}",
+             "seconds_per_image": "{:.3g}"}  # fmt: skip
     cells = []
     for row in rows:
-        seen = [_count(row.get("trained_on"))] * shows_seen
-        line = [label(row), *seen, _count(row["evaluations"])]
-        line += [_spread(row[quality][d], sign, 2) for d in depths]
-        line += [_spread(row["nll"][d], sign, 2) for d in depths[1:]]
+        seen = [_number(row.get("trained_on"), "{:,}")] * shows_seen
+        line = [label(row), *seen, _number(row["evaluations"], "{:,}")]
+        line += [spread(row[quality][d], sign) for d in depths]
+        line += [spread(row["nll"][d], sign) for d in depths[1:]]
         line += [f"{row['entropy'][d]['mean']:.2f}" for d in depths[1:]]
-        line += [_coverage(row.get("coverage"))]
-        line += [_number(row["spread_skill"], "{:.2f}"), _number(row["rank_chi2"], "{:.1f}")]
-        line += [_number(row["nearest"], "{:.2f}")]
         mebibytes = None if row["peak_bytes"] is None else row["peak_bytes"] / 2**20
-        line += [_number(row["seconds_per_image"], "{:.3g}"), _number(mebibytes, "{:.0f}")]
-        cells.append(line)
+        line.append(_coverage(row.get("coverage")))
+        line += [_number(row[key], form) for key, form in forms.items()]
+        cells.append([*line, _number(mebibytes, "{:.0f}")])
     return head, cells
 
 
@@ -295,11 +275,12 @@ def label(row: dict[str, Any]) -> str:
 
 
 def _caption(table: dict[str, Any]) -> str:
-    count = len(table["images"])
+    groups = table.get("groups")
+    units = f"Intervals are over {groups} groups of images that belong together. " if groups else ""
     fused = [row["name"] for row in table["methods"] if row["settings"].get("compiled")]
     usual = {f"{row['expected_v']:.2f}" for row in table["methods"] if row["expected_v"]}
     return (
-        f"{count} test images, layout {'×'.join(map(str, table['branching']))}, on "
+        f"{len(table['images'])} test images, layout {'×'.join(map(str, table['branching']))}, on "
         f"{table['device']}. Mean ± standard deviation over images; NFE are the network "
         f"evaluations of one tree. `held of {LEVEL:.0%}` is the share of truths whose path is in "
         f"the likeliest leaves that claim {LEVEL:.0%}, and in brackets what these must claim to "
@@ -309,24 +290,19 @@ def _caption(table: dict[str, Any]) -> str:
         "far below 1 if a model recites. Samples are made to agree with the measurement and "
         "clamped to [0, 1]; nodes are not clipped. Work is the GPU's memory beyond weights and "
         "images; `trained on` counts the images that a method has seen, and *failed* are diffusion "
-        f"models that do not pass the tests below. {_units(table)}"
+        f"models that do not pass the tests below. {units}"
         f"Compiled networks: {', '.join(fused) or 'none'}."
     )
 
 
-def _units(table: dict[str, Any]) -> str:
-    """What intervals are over, where that is not the images of the table."""
-    groups = table.get("groups")
-    return f"Intervals are over {groups} groups of images that belong together. " if groups else ""
+def pipe(head: list[str], cells: list[list[str]], words: int = 1) -> list[str]:
+    """The lines of a Markdown table, in whose first columns are words and in the others numbers."""
+    lines = [head, ["---"] * words + ["--:"] * (len(head) - words), *cells]
+    return [f"| {' | '.join(line)} |" for line in lines]
 
 
-def _pipe(head: list[str], cells: list[list[str]]) -> list[str]:
-    lines = [head, ["---", *["--:"] * (len(head) - 1)], *cells]
-    return ["| " + " | ".join(line) + " |" for line in lines]
-
-
-def _spread(value: dict[str, Any], sign: str, digits: int) -> str:
-    return f"{value['mean']:.{digits}f} {sign} {value['std']:.{digits}f}"
+def spread(value: dict[str, Any], sign: str = "±") -> str:
+    return f"{value['mean']:.2f} {sign} {value['std']:.2f}"
 
 
 def _interval(value: dict[str, Any]) -> str:
@@ -334,16 +310,12 @@ def _interval(value: dict[str, Any]) -> str:
     return f"{value['mean']:+.3f}" + ("" if math.isnan(value["low"]) else interval)
 
 
-def _number(value: float | None, form: str) -> str:
+def _number(value: float | int | None, form: str) -> str:
     return "–" if value is None else form.format(value)
 
 
 def _coverage(found: dict[str, Any] | None) -> str:
     return "–" if found is None else f"{found['held']:.2f} ({_number(found['claim'], '{:.2f}')})"
-
-
-def _count(value: int | None) -> str:
-    return "–" if value is None else f"{value:,}"
 
 
 def _escape(text: str) -> str:

@@ -40,12 +40,8 @@ class DigitReader(nn.Module):
         super().__init__()
         layers: list[nn.Module] = []
         for before, after in ((1, 24), (24, 48), (48, 96)):
-            layers += [
-                nn.Conv2d(before, after, 3, padding=1),
-                nn.GroupNorm(8, after),
-                nn.ReLU(),
-                nn.MaxPool2d(2),
-            ]
+            layers += [nn.Conv2d(before, after, 3, padding=1), nn.GroupNorm(8, after)]
+            layers += [nn.ReLU(), nn.MaxPool2d(2)]
         self.layers = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
         self.to_logits = nn.Linear(96, CLASSES)
 

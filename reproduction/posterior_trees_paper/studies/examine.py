@@ -8,22 +8,37 @@ r"""What the studies ask of a trained model beyond PSNR and NLL, per test image.
 * **Explained**: $\sum_\ell \alpha_\ell \overline{(x_\ell - x_{\text{root}})^2}$, the variance
   between the leaves. If leaves and probabilities are right the root's squared error is this plus
   the leaves' own, on average.
-* **Looks** until the leaf that the truth reaches, see `looks.py`.
+* **Looks** until the leaf that the truth reaches, see below.
 * **Digits**: which digit each leaf shows and the truth is, if a classifier is given.
+
+How many pictures does a user look at before the right one?
+The right picture is leaf $\ell$. **Scanning a list**: leaves are shown one after the other, the
+most probable first, and the user stops at $\ell$:
+
+$$ \text{scan}(\ell) = \text{rank of } \ell \text{ among all leaves by } \alpha . $$
+
+**Walking the tree**: at each node the user looks at its children one after the other, the most
+probable first, until the one that leads to $\ell$, and goes on from there:
+
+$$ \text{walk}(\ell) = \sum_{n \text{ on the path to } \ell} \text{rank of } n
+   \text{ among its siblings by } \alpha . $$
+
+Ranks start at 1 and ties go to the lowest index. The root is on show from the start and is not
+counted; an only remaining sibling is counted, because the aim is to see the picture, not to guess
+where it is. In a tree of depth 1 both are the same. With equal probabilities nine leaves take 5
+looks in a list and, three by three, $2 + 2 = 4$ in a tree. Absent nodes come last.
 """
 
-from collections.abc import Callable, Iterable
-from typing import Any
+from itertools import combinations
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from posterior_trees.data import ImageSet
 from posterior_trees.evaluation.score import judge_each
 from posterior_trees.predictor import Predictor
 from posterior_trees.tree import Tree
-from posterior_trees_paper.studies import looks
 from posterior_trees_paper.studies.classifier import DigitReader
 from posterior_trees_paper.studies.watch import free_share
 
@@ -36,7 +51,6 @@ def examine(
     batch_size: int = 256,
     seed: int = 0,
     reader: DigitReader | None = None,
-    watch: Callable[[Any], Iterable[Any]] = iter,
 ) -> dict[str, Tensor]:
     """Values per image, on the CPU."""
 
@@ -47,7 +61,7 @@ def examine(
             values["leaf_digits"], values["digit"] = reader.read(tree.leaves), reader.read(x)
         return values
 
-    return judge_each(judge, predictor, images, batch_size=batch_size, seed=seed, watch=watch)
+    return judge_each(judge, predictor, images, batch_size=batch_size, seed=seed)
 
 
 def compare(
@@ -67,11 +81,11 @@ def compare(
         "nearest": factor**0.5 * nearest,
         "explained": factor * explained(tree),
         "root_error": factor * errors[0][:, 0],
-        "walk": looks.walk(tree, leaf),
-        "scan": looks.scan(tree, leaf),
-        "scan_best": looks.scan(tree, best),
-        "expected_walk": looks.expected(tree, looks.walk),
-        "expected_scan": looks.expected(tree, looks.scan),
+        "walk": walk(tree, leaf),
+        "scan": scan(tree, leaf),
+        "scan_best": scan(tree, best),
+        "expected_walk": expected(tree, walk),
+        "expected_scan": expected(tree, scan),
     }
 
 
@@ -82,12 +96,8 @@ def diversity(tree: Tree) -> tuple[Float[Tensor, "b"], Float[Tensor, "b"]]:
     n = flat.shape[1]
     if n < 2:
         return flat.new_zeros(len(flat)), flat.new_zeros(len(flat))
-    one, other = torch.triu_indices(n, n, offset=1, device=flat.device)
-    gaps = [
-        (flat[:, i] - flat[:, j]).square().mean(dim=1).sqrt()
-        for i, j in zip(one, other, strict=True)
-    ]
-    distances = torch.stack(gaps, dim=1)
+    gaps = [(flat[:, i] - flat[:, j]).square().mean(dim=1) for i, j in combinations(range(n), 2)]
+    distances = torch.stack(gaps, dim=1).sqrt()
     return distances.mean(dim=1), distances.amin(dim=1)
 
 
@@ -95,3 +105,32 @@ def explained(tree: Tree) -> Float[Tensor, "b"]:
     """Variance between the leaves, mean over pixels."""
     offsets = (tree.leaves - tree.root.unsqueeze(1)).square().flatten(2).mean(dim=2)
     return (tree.probs[-1] * offsets).sum(dim=1)
+
+
+def scan(tree: Tree, leaf: Int[Tensor, "b"]) -> Int[Tensor, "b"]:
+    """Looks until leaf number `leaf` in a list of all leaves, most probable first."""
+    return _ranks(tree.log_probs[-1]).gather(1, leaf.unsqueeze(1)).squeeze(1)
+
+
+def walk(tree: Tree, leaf: Int[Tensor, "b"]) -> Int[Tensor, "b"]:
+    """Looks until leaf number `leaf` when walking down from the root."""
+    looks, node = torch.zeros_like(leaf), leaf
+    for level in range(tree.depth, 0, -1):
+        k = tree.branching[level - 1]
+        ranks = _ranks(tree.log_probs[level].unflatten(1, (-1, k))).flatten(1)
+        looks = looks + ranks.gather(1, node.unsqueeze(1)).squeeze(1)
+        node = node // k
+    return looks
+
+
+def expected(tree: Tree, looks) -> Float[Tensor, "b"]:
+    r"""What the tree itself expects, $\sum_\ell \alpha_\ell \, \text{looks}(\ell)$, for `scan` or
+    `walk`: right if its probabilities are."""
+    every = torch.arange(tree.leaves.shape[1], device=tree.device)
+    counts = torch.stack([looks(tree, leaf.expand(len(tree))) for leaf in every], dim=1)
+    return (tree.probs[-1] * counts).sum(dim=1)
+
+
+def _ranks(log_probs: Float[Tensor, "*b k"]) -> Int[Tensor, "*b k"]:
+    order = log_probs.argsort(dim=-1, descending=True, stable=True)
+    return order.argsort(dim=-1) + 1

@@ -10,11 +10,12 @@ A run whose recipe another study has trained already is copied from there.
 """
 
 import json
+import math
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ from posterior_trees.training.run import read_log
 from posterior_trees.training.trainer import fit
 from posterior_trees_paper.studies.plan import Job, Plan
 from posterior_trees_paper.studies.watch import LeafWatch, snapshot_file
-from posterior_trees_paper.tasks import judge
+from posterior_trees_paper.tasks import judge, until
 
 RESERVE_SECONDS = 15.0
 """Kept for judging a run, out of the time that is given."""
@@ -85,15 +86,9 @@ def run_job(
     predictor = build_predictor(job.recipe)
     images = load_evaluation(job.recipe.data, data, "test")
     watch = LeafWatch(predictor, images, run, plan.snapshots, tell, job.recipe.seed)
-    fit(
-        job.recipe,
-        run,
-        data=data,
-        predictor=predictor,
-        accelerator=accelerator,
-        report=watch,
-        watch=_until(minutes),
-    )
+    limit = until(math.inf if minutes is None else 60 * minutes - RESERVE_SECONDS)
+    how: dict[str, Any] = {"data": data, "predictor": predictor, "accelerator": accelerator}
+    fit(job.recipe, run, **how, report=watch, watch=limit)
     log = read_log(run / "log.jsonl") if (run / "log.jsonl").is_file() else []
     if not log or log[-1]["epoch"] < job.recipe.training.epochs:
         return {"state": "stopped"}
@@ -101,22 +96,6 @@ def run_job(
     row |= judge(job.recipe, run, out, images)
     store.write_json(out / "row.json", row)
     return row
-
-
-def _until(minutes: float | int | None) -> Callable[[Iterator[int], int, int], Iterator[int]]:
-    """For `fit`: let steps through until so many minutes from now, less what judging needs."""
-    start = time.monotonic()
-
-    def watch(steps: Iterator[int], first: int, total: int) -> Iterator[int]:
-        for step in steps:
-            is_late = minutes is not None and (
-                time.monotonic() - start > 60 * minutes - RESERVE_SECONDS
-            )
-            if is_late:
-                return
-            yield step
-
-    return watch
 
 
 def run_all(
@@ -133,10 +112,10 @@ def run_all(
     are not. `options` are the words of the command line that every process gets."""
     place = Place(runs, plan)
     place.folder.mkdir(parents=True, exist_ok=True)
-    end = None if minutes is None else time.monotonic() + 60 * minutes
+    end = math.inf if minutes is None else time.monotonic() + 60 * minutes
+    words = [str(file), *options, "--runs", str(runs)]
     for job in plan.jobs:
-        twin = None if place.is_done(job) else find_twin(job, plan, runs)
-        if twin is not None:
+        if not place.is_done(job) and (twin := find_twin(job, plan, runs)):
             adopt(twin, job, place)
             say(f"{job.name}: the same recipe as {twin.parent.name}/{twin.name}, taken from there")
     waiting = [job for job in plan.jobs if not place.is_done(job)]
@@ -146,7 +125,7 @@ def run_all(
         while waiting or running:
             while waiting and len(running) < side_by_side and not _is_late(end):
                 job = waiting.pop(0)
-                running[job.name] = _start(file, job, place, runs, options, end)
+                running[job.name] = _start(job, place, words, end)
                 say(f"{job.name}: started")
             for name in [name for name, process in running.items() if process.poll() is not None]:
                 say(f"{name}: {_ending(running.pop(name).returncode, place, plan.job(name))}")
@@ -187,24 +166,17 @@ def adopt(twin: Path, job: Job, place: Place) -> None:
     store.write_json(place.judged(job) / "row.json", row)
 
 
-def _start(
-    file: str | PathLike[str],
-    job: Job,
-    place: Place,
-    runs: str | PathLike[str],
-    options: list[str],
-    end: float | None,
-) -> "subprocess.Popen[bytes]":
-    words = [sys.executable, "-m", "posterior_trees", "reproduce", str(file), *options]
-    words += ["--runs", str(runs), "--only", job.name]
-    if end is not None:
+def _start(job: Job, place: Place, words: list[str], end: float) -> "subprocess.Popen[bytes]":
+    """`words` are those of all runs."""
+    words = [sys.executable, "-m", "posterior_trees", "reproduce", *words, "--only", job.name]
+    if math.isfinite(end):
         words += ["--minutes", f"{(end - time.monotonic()) / 60:.3f}"]
     with (place.folder / f"{job.name}.txt").open("ab") as stream:
         return subprocess.Popen(words, stdout=stream, stderr=subprocess.STDOUT)
 
 
-def _is_late(end: float | None) -> bool:
-    return end is not None and time.monotonic() > end - LEAST_SECONDS
+def _is_late(end: float) -> bool:
+    return time.monotonic() > end - LEAST_SECONDS
 
 
 def _ending(code: int, place: Place, job: Job) -> str:

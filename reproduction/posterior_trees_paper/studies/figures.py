@@ -71,17 +71,15 @@ def draw_strips(
     for row, strip in enumerate(strips):
         probs = [f"{p:.2f}" for p in strip.tree.probs[-1][0].tolist()]
         pictures = [strip.x[0], strip.y[0], strip.tree.root[0], *strip.tree.leaves[0]]
-        for column, (title, picture) in enumerate(
-            zip(["Truth", "Input", "Mean", *probs], pictures, strict=True)
-        ):
+        titles = ["Truth", "Input", "Mean", *probs]
+        for column, (title, picture) in enumerate(zip(titles, pictures, strict=True)):
             axes = figure.add_subplot(grid[row, column], xticks=[], yticks=[])
             axes.imshow(_pixels(picture), cmap="gray", vmin=0, vmax=1)
             axes.spines[:].set(color=INK, linewidth=0.5)
             axes.set_title(title, fontsize=7, color=INK, pad=2)
             if column == 0:
-                axes.set_ylabel(
-                    strip.label, fontsize=8, color=INK, rotation=0, ha="right", va="center"
-                )
+                label = axes.set_ylabel(strip.label, fontsize=8, color=INK)
+                label.set(rotation=0, ha="right", va="center")
 
 
 def leaf_lines(
@@ -98,9 +96,9 @@ def leaf_lines(
         above = [value for value in lines[-1][key] if value > limits[1]]
         if above:
             count = f"{len(above)} of {len(lines[-1][key])} leaves end above:"
+            place: Any = {"transform": axes.transAxes, "ha": "right", "va": "top"}
             text = f"{count}\n{min(above):.2f} to {max(above):.2f}"
-            axes.text(0.98, 0.95, text, transform=axes.transAxes, ha="right", va="top",
-                      fontsize=7, color=INK)  # fmt: skip
+            axes.text(0.98, 0.95, text, **place, fontsize=7, color=INK)
         axes.set(xlabel="epoch", ylabel=heading, ylim=limits)
         axes.set_title(title, fontsize=9, color=INK)
 
@@ -114,12 +112,8 @@ def leaf_shares(title: str, log: Sequence[dict[str, Any]]) -> Panel:
         epochs = [line["epoch"] for line in log]
         shares = torch.tensor([line["leaf_usage"] for line in log]).T.numpy()
         axes.stackplot(epochs, shares, colors=COLORS, linewidth=0)
-        axes.set(
-            xlabel="epoch",
-            ylabel="share of the images",
-            ylim=(0, 1),
-            xlim=(min(epochs), max(epochs)),
-        )
+        axes.set(xlabel="epoch", ylabel="share of the images")
+        axes.set(xlim=(min(epochs), max(epochs)), ylim=(0, 1))
         axes.set_title(title, fontsize=9, color=INK)
 
     return draw
@@ -138,9 +132,8 @@ def curves(
 
     def draw(axes: Axes) -> None:
         for number, (name, (across, up)) in enumerate(values.items(), first):
-            axes.plot(
-                across, up, ".-", color=COLORS[number % len(COLORS)], linewidth=1.2, label=name
-            )
+            color = COLORS[number % len(COLORS)]
+            axes.plot(across, up, ".-", color=color, linewidth=1.2, label=name)
         axes.set(xlabel=xlabel, ylabel=ylabel)
         axes.set_title(title, fontsize=9, color=INK)
         if has_names:

@@ -64,6 +64,7 @@ class RunnerUp:
         leaves, mass = self.leaves[name].double(), self.mass[name]
         others = [other for run, other in self.mass.items() if run != name]
         mean = torch.stack(others or [mass]).mean(dim=0)
+        alike = torch.corrcoef(torch.stack([mass, mean]))[0, 1]
         return {
             "runner_up_images": float(len(self.images)),
             "runner_up_mass": mass.mean().item(),
@@ -71,7 +72,7 @@ class RunnerUp:
             "runner_up_leaves": leaves.mean().item(),
             "runner_up_leaf_share": (leaves / values["probs"].shape[1]).mean().item(),
             "runner_up_shown": (leaves > 0).double().mean().item(),
-            "runner_up_correlation": _correlation(mass, mean),
+            "runner_up_correlation": alike.nan_to_num().item(),  # 0 where one does not vary
             "runner_up_difference": (mass - mean).abs().mean().item(),
         }
 
@@ -79,9 +80,3 @@ class RunnerUp:
         """Leaves in run `one` minus leaves in run `other`, image by image, with a 95 % bootstrap
         interval."""
         return summarize((self.leaves[one] - self.leaves[other]).double())._asdict()
-
-
-def _correlation(a: Float[Tensor, "i"], b: Float[Tensor, "i"]) -> float:
-    """0 where one of them does not vary."""
-    a, b = a - a.mean(), b - b.mean()
-    return ((a @ b) / (a.norm() * b.norm())).nan_to_num().item()

@@ -1,25 +1,24 @@
 """Findings → the panels of each study's figure, of the first seed of every variant."""
 
 from collections.abc import Callable
+from itertools import chain
 
 from posterior_trees.training.run import read_log
 from posterior_trees_paper.studies import figures
-from posterior_trees_paper.studies.findings import Findings
-from posterior_trees_paper.studies.rows import REACHED, has_diverged
+from posterior_trees_paper.studies.rows import REACHED, Findings, has_diverged
 from posterior_trees_paper.studies.watch import read_watch
 
 
 def epsilon_panels(found: Findings) -> list[figures.Panel]:
     """ε over the epochs, and the distance of every leaf from the truth; the range is that of the
     leaves which are alive in the end, because dead ones are several times as far away."""
-    lines = {name: read_watch(found.place.run(job)) for name, job in found.first.items()}
+    lines = {job.label: read_watch(found.place.run(job)) for job in found.first.values()}
     schedule = {
-        found.first[name].label: ([r["epoch"] for r in rows], [r["epsilon"] for r in rows])
-        for name, rows in lines.items()
+        label: ([r["epoch"] for r in rows], [r["epsilon"] for r in rows])
+        for label, rows in lines.items()
     }
-    for rows in lines.values():
-        for row in rows:
-            row["leaf_rmse"] = [value**0.5 for value in row["leaf_mse"]]
+    for row in chain(*lines.values()):
+        row["leaf_rmse"] = [value**0.5 for value in row["leaf_mse"]]
     alive = [
         [row["leaf_rmse"][leaf] for row in rows]
         for rows in lines.values()
@@ -27,14 +26,10 @@ def epsilon_panels(found: Findings) -> list[figures.Panel]:
         if share >= REACHED
     ]
     limits = 0.97 * min(map(min, alive)), 1.08 * max(values[-1] for values in alive)
+    leaves = "leaf_rmse", "RMSE of each leaf", limits
     return [
         figures.curves("ε at the end of an epoch", "epoch", "ε", schedule),
-        *(
-            figures.leaf_lines(
-                found.first[name].label, rows, "leaf_rmse", "RMSE of each leaf", limits
-            )
-            for name, rows in lines.items()
-        ),
+        *(figures.leaf_lines(label, rows, *leaves) for label, rows in lines.items()),
     ]
 
 
@@ -49,15 +44,14 @@ def balancer_panels(found: Findings) -> list[figures.Panel]:
 def layout_panels(found: Findings) -> list[figures.Panel]:
     """Probability and leaves of the runner-up digit, and its probability in two layouts of equally
     many leaves."""
-    rows = {row["run"]: row for row in found.rows}
-    first = {job.label: rows[job.name] for job in found.first.values()}
-    truth = {label: row["runner_up_truth"] for label, row in first.items()}
+    mass, truth, share = (
+        {job.label: row[f"runner_up_{key}"] for job, row in found.first_rows()}
+        for key in ("mass", "truth", "leaf_share")
+    )
     panels = [
-        figures.bars("probability of the runner-up (mark: true)",
-                     {label: row["runner_up_mass"] for label, row in first.items()}, truth),
-        figures.bars("its share of the leaves",
-                     {label: row["runner_up_leaf_share"] for label, row in first.items()}),
-    ]  # fmt: skip
+        figures.bars("probability of the runner-up (mark: true)", mass, truth),
+        figures.bars("its share of the leaves", share),
+    ]
     for one, other in found.equal_pairs():
         assert found.runner_up is not None
         a, b = (found.runner_up.mass[job.name] for job in (one, other))
@@ -67,13 +61,11 @@ def layout_panels(found: Findings) -> list[figures.Panel]:
 
 def gain_panels(found: Findings) -> list[figures.Panel]:
     """PSNR that each depth has over the root, and the distance between leaves."""
-    rows = {row["run"]: row for row in found.rows}
-    first = {job.label: rows[job.name] for job in found.first.values()}
     gains = {
-        label: (range(len(row["psnr"])), [value - row["psnr"][0] for value in row["psnr"]])
-        for label, row in first.items()
+        job.label: (range(len(row["psnr"])), [value - row["psnr"][0] for value in row["psnr"]])
+        for job, row in found.first_rows()
     }
-    distances = {label: row["diversity"] for label, row in first.items()}
+    distances = {job.label: row["diversity"] for job, row in found.first_rows()}
     return [
         figures.curves("PSNR over the root's", "depth", "dB", gains),
         figures.bars("distance between leaves", distances),
@@ -83,12 +75,11 @@ def gain_panels(found: Findings) -> list[figures.Panel]:
 def decoder_panels(found: Findings) -> list[figures.Panel]:
     """PSNR at each depth, a panel per task, and the distance between leaves, whose names are those
     of the curves too. A run that diverged is not drawn: nothing else could be seen beside it."""
-    rows = {row["run"]: row for row in found.rows}
     curves: dict[str, dict[str, tuple[figures.Numbers, figures.Numbers]]] = {}
     distances = {}
-    for job in found.first.values():
-        psnr, label, distance = rows[job.name]["psnr"], job.label, rows[job.name]["diversity"]
-        if has_diverged(rows[job.name]):
+    for job, row in found.first_rows():
+        psnr, label, distance = row["psnr"], job.label, row["diversity"]
+        if has_diverged(row):
             psnr, label, distance = [], f"{label}: diverged", 0.0
         curves.setdefault(job.recipe.task, {})[label] = range(len(psnr)), psnr
         distances[label] = distance

@@ -48,11 +48,6 @@ class Plan:
     jobs: tuple[Job, ...]
     snapshots: tuple[int, ...] = ()
 
-    @property
-    def variants(self) -> list[str]:
-        """In the order of the file."""
-        return list(dict.fromkeys(job.variant for job in self.jobs))
-
     def job(self, name: str) -> Job:
         for job in self.jobs:
             if job.name == name:
@@ -73,32 +68,25 @@ def read_plan(file: str | PathLike[str], changes: list[str] | tuple[str, ...] = 
     _check(path, table, STUDY_KEYS)
     for variant in table.get("variant", []):
         _check(path, variant, VARIANT_KEYS)
-    needed = [key for key in ("title", "recipe", "variant") if key not in table]
-    if needed:
-        raise RecipeError(f"{path} has no {needed[0]!r}; a study needs title, recipe and variants")
+    for key in ("title", "recipe", "variant"):
+        if key not in table:
+            raise RecipeError(f"{path} has no {key!r}; a study needs title, recipe and variants")
     jobs = [job for variant in table["variant"] for job in _jobs(path, table, variant, changes)]
     names = [job.name for job in jobs]
     if len(set(names)) < len(names):
         raise RecipeError(f"{path} has two runs of one name among {', '.join(names)}")
-    first_seeds_first = sorted(jobs, key=lambda job: _turn(job, jobs))
-    return Plan(
-        path.stem, table["title"], tuple(first_seeds_first), tuple(table.get("snapshots", []))
-    )
+    first_seeds_first = tuple(sorted(jobs, key=lambda job: _turn(job, jobs)))
+    return Plan(path.stem, table["title"], first_seeds_first, tuple(table.get("snapshots", [])))
 
 
 def _jobs(path: Path, table: dict[str, Any], variant: dict[str, Any], changes) -> list[Job]:
     recipe = path.parent / variant.get("recipe", table["recipe"])
     words = [*table.get("changes", []), *variant.get("changes", []), *changes]
-    name = variant["name"]
+    name, seeds = variant["name"], variant.get("seeds", table.get("seeds", [0]))
+    about = name, variant.get("label", name)
     return [
-        Job(
-            f"{name}_{seed}",
-            name,
-            variant.get("label", name),
-            seed,
-            read_recipe(recipe, [*words, f"seed={seed}"]),
-        )
-        for seed in variant.get("seeds", table.get("seeds", [0]))
+        Job(f"{name}_{seed}", *about, seed, read_recipe(recipe, [*words, f"seed={seed}"]))
+        for seed in seeds
     ]
 
 

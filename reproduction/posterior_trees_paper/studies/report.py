@@ -21,11 +21,10 @@ from posterior_trees.models.checkpoint import load
 from posterior_trees_paper.studies import figures
 from posterior_trees_paper.studies.classifier import DigitReader
 from posterior_trees_paper.studies.execute import Place
-from posterior_trees_paper.studies.findings import Findings
 from posterior_trees_paper.studies.minority import RunnerUp
 from posterior_trees_paper.studies.panels import PANELS, gain_panels
 from posterior_trees_paper.studies.plan import Plan
-from posterior_trees_paper.studies.rows import examine_run, has_diverged
+from posterior_trees_paper.studies.rows import Findings, examine_run, has_diverged
 from posterior_trees_paper.studies.tables import table
 from posterior_trees_paper.studies.watch import SHOWN, load_snapshot, read_watch
 
@@ -57,7 +56,8 @@ def write_report(
         found.rows.append(row)
         found.values[job.name] = values
         shutil.copyfile(found.place.run(job) / "log.jsonl", out / f"{job.name}.jsonl")
-        _write_lines(out / f"{job.name}_leaves.jsonl", read_watch(found.place.run(job)))
+        lines = [json.dumps(line) + "\n" for line in read_watch(found.place.run(job))]
+        store.write_bytes(out / f"{job.name}_leaves.jsonl", "".join(lines).encode())
         say(f"{job.name}: examined")
     if plan.name in READS_DIGITS:
         _add_runner_up(found)
@@ -83,7 +83,7 @@ def check_reader(plan: Plan, reader: DigitReader | None) -> None:
 def strips(found: Findings) -> list[figures.Strip]:
     """The tree of one test image by each variant, and before it those kept during its training."""
     drawn = []
-    for job in found.first.values():
+    for job, row in found.first_rows():
         images = found.images(job)
         number = found.extra.get("shown_image", evenly_spaced(len(images), SHOWN)[-1])
         predictor = load(found.place.model(job))
@@ -92,7 +92,6 @@ def strips(found: Findings) -> list[figures.Strip]:
             kept = load_snapshot(found.place.run(job), epoch)[-1]
             drawn.append(figures.Strip(f"{job.label}\nepoch {epoch}", kept, x, y))
         end = "\nend" if found.plan.snapshots else ""
-        row = next(row for row in found.rows if row["run"] == job.name)
         end += "\ndiverged" if has_diverged(row) else ""
         drawn.append(figures.Strip(job.label + end, tree, x, y))
     return drawn
@@ -108,7 +107,3 @@ def _add_runner_up(found: Findings) -> None:
         f"{other.name} over {one.name}": digits.more_leaves(other.name, one.name)
         for one, other in found.equal_pairs()
     }
-
-
-def _write_lines(file: Path, lines: list[dict[str, Any]]) -> None:
-    store.write_bytes(file, "".join(json.dumps(line) + "\n" for line in lines).encode())

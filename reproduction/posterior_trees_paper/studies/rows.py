@@ -6,12 +6,13 @@ is *weak*.
 """
 
 import json
-from statistics import fmean
+from itertools import combinations
+from os import PathLike
 from typing import Any
 
 from torch import Tensor
 
-from posterior_trees.data import ImageSet
+from posterior_trees.data import ImageSet, load_evaluation
 from posterior_trees.evaluation.score import seconds_per_image
 from posterior_trees.models.checkpoint import load
 from posterior_trees.training.health import perplexity
@@ -19,7 +20,8 @@ from posterior_trees.training.run import read_log
 from posterior_trees_paper.studies.classifier import DigitReader
 from posterior_trees_paper.studies.examine import examine
 from posterior_trees_paper.studies.execute import Place
-from posterior_trees_paper.studies.plan import Job
+from posterior_trees_paper.studies.minority import RunnerUp
+from posterior_trees_paper.studies.plan import Job, Plan
 
 REACHED = 0.01
 MEANS = (
@@ -34,25 +36,18 @@ def examine_run(
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """The row of a finished run and its values per test image."""
     predictor = load(place.model(job))
-    values = examine(
-        predictor,
-        images,
-        batch_size=job.recipe.training.evaluation_batch,
-        seed=job.recipe.seed,
-        reader=None if reader is None else reader.to(predictor.device),
-    )
+    size, seed = job.recipe.training.evaluation_batch, job.recipe.seed
+    reader = None if reader is None else reader.to(predictor.device)
+    values = examine(predictor, images, batch_size=size, seed=seed, reader=reader)
     judged = json.loads((place.judged(job) / f"{job.name}.json").read_text(encoding="utf-8"))
-    row: dict[str, Any] = {
-        "run": job.name,
-        "variant": job.variant,
-        "label": job.label,
-        "seed": job.seed,
-    }
-    row |= {"commit": place.row(job).get("commit"), **score_row(judged)}
+    row = {"run": job.name, "variant": job.variant, "label": job.label, "seed": job.seed,
+           "commit": place.row(job).get("commit"), **score_row(judged)}  # fmt: skip
     row |= {name: values[name].double().mean().item() for name in MEANS}
     explained, error = (values[name].double().mean() for name in ("explained", "root_error"))
     row["explained"] = (explained / error).item()
-    row |= training_row(read_log(place.run(job) / "log.jsonl"))
+    last = read_log(place.run(job) / "log.jsonl")[-1]
+    row |= {"epochs": last["epoch"], "training_seconds": last["seconds"]}
+    row["leaves_in_use"] = perplexity(last["leaf_usage"])  # how evenly they won in that epoch
     row["parameters"] = sum(p.numel() for p in predictor.network.parameters())
     row["ms_per_image"] = 1000 * seconds_per_image(predictor, images)
     return row, values
@@ -66,18 +61,12 @@ def score_row(judged: dict[str, Any]) -> dict[str, Any]:
     good = [leaf for leaf in reached if leaf["psnr"] > leaf["root_psnr"]]
     nll, entropy = ([level["mean"] for level in judged[name]] for name in ("nll", "entropy"))
     return {
-        "test_images": judged["n"],
-        "branching": judged["branching"],
+        "test_images": judged["n"], "branching": judged["branching"],
         "psnr": [level["mean"] for level in quality],
-        "nll": nll,
-        "entropy": entropy,
-        "calibration": nll[-1] - entropy[-1],
-        "leaves": len(leaves),
-        "good": len(good),
-        "dead": len(leaves) - len(reached),
-        "weak": len(reached) - len(good),
-        "rarest": min(leaf["frequency"] for leaf in leaves),
-    }
+        "nll": nll, "entropy": entropy, "calibration": nll[-1] - entropy[-1],
+        "leaves": len(leaves), "good": len(good), "dead": len(leaves) - len(reached),
+        "weak": len(reached) - len(good), "rarest": min(leaf["frequency"] for leaf in leaves),
+    }  # fmt: skip
 
 
 def has_diverged(row: dict[str, Any]) -> bool:
@@ -85,18 +74,41 @@ def has_diverged(row: dict[str, Any]) -> bool:
     return not row["psnr"][0] > 0
 
 
-def training_row(log: list[dict[str, Any]]) -> dict[str, Any]:
-    """From the log of the training: how long it took, and how evenly leaves won in its last epoch
-    (a number of leaves, at most all)."""
-    last = log[-1]
-    return {
-        "epochs": last["epoch"],
-        "training_seconds": last["seconds"],
-        "leaves_in_use": perplexity(last["leaf_usage"]),
-    }
+class Findings:
+    """What was found out about the finished runs of a study."""
 
+    def __init__(self, plan: Plan, place: Place, data: str | PathLike[str] | None) -> None:
+        self.plan, self.place, self.data = plan, place, data
+        self.jobs = [job for job in plan.jobs if place.is_done(job)]
+        self.rows: list[dict[str, Any]] = []
+        self.values: dict[str, dict[str, Tensor]] = {}
+        self.extra: dict[str, Any] = {}
+        self.runner_up: RunnerUp | None = None
+        self._sets: dict[Any, ImageSet] = {}
 
-def over_seeds(rows: list[dict[str, Any]], value) -> tuple[float, float]:
-    """Mean and half the range of a value over the seeds of a variant."""
-    numbers = [float(value(row)) for row in rows]
-    return fmean(numbers), (max(numbers) - min(numbers)) / 2
+    def images(self, job: Job) -> ImageSet:
+        """The test images of a run; runs of one set share them."""
+        spec = job.recipe.data
+        if spec not in self._sets:
+            self._sets[spec] = load_evaluation(spec, self.data, "test")
+        return self._sets[spec]
+
+    @property
+    def first(self) -> dict[str, Job]:
+        """The first seed of each variant, by the variant's name."""
+        found: dict[str, Job] = {}
+        for job in self.jobs:
+            found.setdefault(job.variant, job)
+        return found
+
+    def first_rows(self) -> list[tuple[Job, dict[str, Any]]]:
+        """These and their rows."""
+        rows = {row["run"]: row for row in self.rows}
+        return [(job, rows[job.name]) for job in self.first.values()]
+
+    def equal_pairs(self) -> list[tuple[Job, Job]]:
+        """The wider and the deeper of two layouts with equally many leaves."""
+        jobs = sorted(self.first.values(), key=lambda job: job.recipe.tree.depth)
+        sizes = {job.name: job.recipe.tree.branching**job.recipe.tree.depth for job in jobs}
+        pairs = combinations(jobs, 2)
+        return [(one, other) for one, other in pairs if sizes[one.name] == sizes[other.name]]

@@ -4,60 +4,59 @@ Where a variant has several seeds a number is followed by ± half the range over
 variant says so if runs of it diverged; their numbers are shown all the same.
 """
 
-from collections.abc import Callable
+from statistics import fmean
 from typing import Any, NamedTuple
 
-from posterior_trees_paper.studies.rows import has_diverged, over_seeds
+from posterior_trees_paper.studies.rows import has_diverged
 
 Row = dict[str, Any]
 
 
 class Column(NamedTuple):
-    """A heading, the number of a row, and how it is written."""
+    """A heading, the key of a row's number, how it is written, and where it is in a list."""
 
     heading: str
-    value: Callable[[Row], float | None]
+    key: str
     form: str = "{:.2f}"
+    place: int | None = None
+
+    def value(self, row: Row) -> float | int | None:
+        found = row.get(self.key)
+        if self.place is None or found is None:
+            return found
+        return found[self.place] if self.place < len(found) else None
 
 
-def _at(key: str, place: int) -> Callable[[Row], float | None]:
-    return lambda row: row[key][place] if len(row[key]) > abs(place) else None
-
-
-def _of(key: str) -> Callable[[Row], float | None]:
-    return lambda row: row.get(key)
-
-
-ROOT = Column("PSNR of the root", _at("psnr", 0))
-FIRST = Column("… at depth 1", _at("psnr", 1))
-LAST = Column("… of the leaf", lambda row: row["psnr"][-1])
-NLL = Column("NLL of the leaf", lambda row: row["nll"][-1], "{:.3f}")
-GAP = Column("NLL − entropy", _of("calibration"), "{:+.3f}")
-GOOD = Column("good leaves", _of("good"), "{:.3g}")
-DEAD = Column("dead", _of("dead"), "{:.3g}")
-WEAK = Column("weak", _of("weak"), "{:.3g}")
-RAREST = Column("rarest leaf", _of("rarest"), "{:.1%}")
-SPREAD = Column("distance between leaves", _of("diversity"), "{:.3f}")
-EXPLAINED = Column("variance explained", _of("explained"), "{:.1%}")
-BEST = Column("PSNR of the best leaf", _of("best_psnr"))
-TIME = Column("training, s (runs side by side)", _of("training_seconds"), "{:.0f}")
+ROOT = Column("PSNR of the root", "psnr", place=0)
+FIRST = Column("… at depth 1", "psnr", place=1)
+LAST = Column("… of the leaf", "psnr", place=-1)
+NLL = Column("NLL of the leaf", "nll", "{:.3f}", place=-1)
+GAP = Column("NLL − entropy", "calibration", "{:+.3f}")
+GOOD = Column("good leaves", "good", "{:.3g}")
+DEAD = Column("dead", "dead", "{:.3g}")
+WEAK = Column("weak", "weak", "{:.3g}")
+RAREST = Column("rarest leaf", "rarest", "{:.1%}")
+SPREAD = Column("distance between leaves", "diversity", "{:.3f}")
+EXPLAINED = Column("variance explained", "explained", "{:.1%}")
+BEST = Column("PSNR of the best leaf", "best_psnr")
+TIME = Column("training, s (runs side by side)", "training_seconds", "{:.0f}")
 
 COLUMNS: dict[str, tuple[Column, ...]] = {
     "epsilon": (ROOT, LAST, NLL, DEAD, RAREST, SPREAD),
     "balancer": (
         ROOT, FIRST, LAST, NLL, RAREST,
-        Column("leaves in use, last epoch", _of("leaves_in_use"), "{:.1f}"),
+        Column("leaves in use, last epoch", "leaves_in_use", "{:.1f}"),
     ),
     "layouts": (
         LAST, NLL,
-        Column("runner-up: probability", _of("runner_up_mass"), "{:.1%}"),
-        Column("… its leaves", _of("runner_up_leaves"), "{:.2f}"),
-        Column("… of all leaves", _of("runner_up_leaf_share"), "{:.1%}"),
+        Column("runner-up: probability", "runner_up_mass", "{:.1%}"),
+        Column("… its leaves", "runner_up_leaves", "{:.2f}"),
+        Column("… of all leaves", "runner_up_leaf_share", "{:.1%}"),
     ),
     "decoders": (ROOT, FIRST, LAST, NLL, SPREAD, EXPLAINED),
     "tree_or_flat": (
         LAST, BEST, NLL,
-        Column("looks, walking", _of("walk")), Column("… scanning", _of("scan")),
+        Column("looks, walking", "walk"), Column("… scanning", "scan"),
     ),
 }  # fmt: skip
 """The columns of each study's table, by its name."""
@@ -82,10 +81,8 @@ def _name(rows: list[Row]) -> str:
 
 
 def _cell(column: Column, rows: list[Row]) -> str:
-    if any(column.value(row) is None for row in rows):
+    found = [value for row in rows if (value := column.value(row)) is not None]
+    if len(found) < len(rows):
         return "–"
-    mean, half_range = over_seeds(rows, column.value)
-    text = column.form.format(mean)
-    if len(rows) > 1:
-        text += f"±{column.form.replace('+', '').format(half_range)}"
-    return text
+    text, half_range = column.form.format(fmean(found)), (max(found) - min(found)) / 2
+    return text + (f"±{column.form.replace('+', '').format(half_range)}" if len(rows) > 1 else "")

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from posterior_trees.data import ImageSet, evenly_spaced, measured_batch
 from posterior_trees.evaluation.examples import predict_examples
@@ -54,21 +53,18 @@ class LeafWatch:
     @torch.inference_mode()
     def measure(self) -> dict[str, list[float]]:
         """Mean squared error and share of every leaf, computed where the predictor is."""
-        errors: Tensor | None = None
-        winners = []
+        errors, winners = [], []
         for chosen in torch.arange(len(self.images)).split(BATCH):
             place = self.predictor.measurement, self.seed, self.predictor.device
             x, y = measured_batch(self.images, chosen, *place)
             tree = self.predictor(y)
             found = tree.errors(x)
-            total = found[-1].double().sum(dim=0)
-            errors = total if errors is None else errors + total
+            errors.append(found[-1].double())
             winners.append(tree.follow(tree.winners(found))[:, -1])
-        assert errors is not None
-        errors = errors * free_share(self.predictor) / len(self.images)
-        shares = torch.cat(winners).bincount(minlength=len(errors)) / len(self.images)
+        error = torch.cat(errors).mean(dim=0) * free_share(self.predictor)
+        shares = torch.cat(winners).bincount(minlength=len(error)) / len(self.images)
         return {
-            "leaf_mse": [round(value, 6) for value in errors.tolist()],
+            "leaf_mse": [round(value, 6) for value in error.tolist()],
             "leaf_share": [round(value, 4) for value in shares.tolist()],
         }
 

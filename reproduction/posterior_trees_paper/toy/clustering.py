@@ -27,18 +27,29 @@ from statistics import fmean
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from torch import Tensor
 
 from posterior_trees import store
 from posterior_trees.clustering import hierarchical_kmeans
-from posterior_trees.toys import GaussianMixture
 from posterior_trees.tree import Tree
-from posterior_trees_paper.toy.clustering_figure import assign, save
-from posterior_trees_paper.toy.figure import POINT
+from posterior_trees_paper.toy.figure import (
+    INK,
+    NODES,
+    POINT,
+    Scene,
+    draw_posterior,
+    match_siblings,
+    sort_siblings,
+)
+from posterior_trees_paper.toy.network import MIXTURE, SIGMA
 
+COLUMNS = 4
+TITLES = {"flat": "Flat K-means, K = 4", "hierarchical": "Hierarchical K-means, K = 2, d = 2"}
 LAYOUTS = {"flat": (4,), "hierarchical": (2, 2)}
-SAMPLES, SEEDS, POINTS, SIGMA = 10_000, 20, 200, 2.0
+SAMPLES, SEEDS, POINTS = 10_000, 20, 200
 NEGLIGIBLE, GOOD = 0.02, 0.01
 FILES = "numbers.json", "table.md", "figure.png"
 NAMES = {
@@ -63,12 +74,11 @@ class Posterior:
 
     @classmethod
     def at(cls, y: Float[Tensor, "d"], sigma: float, samples: Float[Tensor, "s d"]) -> "Posterior":
-        mixture = GaussianMixture()
-        total = mixture.variance + sigma**2
-        means = mixture.means.to(y)
-        log_weights = mixture.weights.to(y).log() - (y - means).square().sum(dim=1) / (2 * total)
-        centers = means + mixture.variance / total * (y - means)
-        deviation = (mixture.variance * sigma**2 / total) ** 0.5
+        total = MIXTURE.variance + sigma**2
+        means = MIXTURE.means.to(y)
+        log_weights = MIXTURE.weights.to(y).log() - (y - means).square().sum(dim=1) / (2 * total)
+        centers = means + MIXTURE.variance / total * (y - means)
+        deviation = (MIXTURE.variance * sigma**2 / total) ** 0.5
         return cls(log_weights.softmax(dim=0), centers, deviation, samples)
 
     @property
@@ -137,24 +147,23 @@ def run(
     """Write `numbers.json`, `table.md` and `figure.png` to `out`; returns the numbers."""
     out = Path(out)
     out.mkdir(parents=True, exist_ok=True)
-    mixture, generator = GaussianMixture(), torch.Generator().manual_seed(0)
-    x = mixture.sample(points, generator)
+    generator = torch.Generator().manual_seed(0)
+    x = MIXTURE.sample(points, generator)
     y = torch.cat([torch.tensor([POINT]), x + SIGMA * torch.randn(x.shape, generator=generator)])
     found: list[dict[str, Any]] = []
     for number, point in enumerate(y):
-        drawn = mixture.sample_posterior(point[None], SIGMA, samples, generator)[0]
+        drawn = MIXTURE.sample_posterior(point[None], SIGMA, samples, generator)[0]
         posterior = Posterior.at(point, SIGMA, drawn)
         trees = {name: cluster(drawn, k, seeds, seed=number) for name, k in LAYOUTS.items()}
         row = {name: measure(tree, posterior) for name, tree in trees.items()}
         rarest = posterior.weights[posterior.rarest].item()
         found.append({"modes": posterior.modes, "rarest": rarest, **row})
         if number == 0:
-            save(out / FILES[2], drawn, trees, SIGMA)
+            save(out / FILES[2], drawn, trees)
     facts = {"samples": samples, "seeds": seeds, "sigma": SIGMA, "random_points": points}
     numbers = {"schema": 1, **facts, "figure": {"y": list(POINT), **found[0]}}
-    numbers |= {
-        "by_modes": {str(m): _mean(found[1:], m) for m in sorted({r["modes"] for r in found[1:]})}
-    }
+    modes = sorted({row["modes"] for row in found[1:]})
+    numbers["by_modes"] = {str(m): _mean(found[1:], m) for m in modes}
     store.write_json(out / FILES[0], numbers)
     store.write_bytes(out / FILES[1], table(numbers).encode())
     return numbers
@@ -186,3 +195,50 @@ def _mean(rows: list[dict[str, Any]], modes: int) -> dict[str, Any]:
     for name in LAYOUTS:
         means[name] = {key: fmean(row[name][key] for row in chosen) for key in NAMES}
     return means
+
+
+def save(file: Path, samples: Float[Tensor, "s d"], trees: dict[str, Tree]) -> None:
+    """Draw the first seeds of both methods, after the paper's "Resilience to initialization": the
+    posterior as a red heat map, cells, leaves and root as in `figure.py`, and at the right the
+    objective of every seed."""
+    figure = Figure(figsize=(12.6, 5.6))
+    frame = {"left": 0.035, "right": 0.955, "bottom": 0.08, "top": 0.93}
+    widths = (1,) * COLUMNS + (1.05,)
+    grid = figure.add_gridspec(
+        2, COLUMNS + 1, width_ratios=widths, wspace=0.06, hspace=0.05, **frame
+    )
+    y, order = torch.tensor([POINT]), sort_siblings(trees["hierarchical"][0])
+    for row, (name, tree) in enumerate(trees.items()):
+        scene = Scene(y, samples[None])
+        for column in range(min(COLUMNS, len(tree))):
+            axes = figure.add_subplot(grid[row, column])
+            one = match_siblings(tree[column], order)
+            draw_posterior(axes, scene, one, with_probabilities=True)
+            if row == 0:
+                axes.set_title(f"seed {column}", fontsize=10, color=INK)
+            if column == 0:
+                axes.set_ylabel(TITLES[name], fontsize=10, color=INK)
+    _draw_objectives(figure.add_subplot(grid[:, COLUMNS]), samples, trees)
+    figure.savefig(file, dpi=150)
+
+
+def _draw_objectives(axes: Axes, samples: Tensor, trees: dict[str, Tree]) -> None:
+    """The objective of every seed, sorted: where the line is flat the seed does not matter."""
+    for (name, tree), color in zip(trees.items(), reversed(NODES), strict=True):
+        values = sorted(assign(one, samples)[0] for one in tree)
+        seeds = range(1, len(values) + 1)
+        axes.plot(seeds, values, "o-", color=color, markersize=4, linewidth=1, label=name)
+    axes.set_title("objective J of every seed, sorted", fontsize=10, color=INK)
+    axes.set_xlabel("seeds", fontsize=9, color=INK)
+    axes.yaxis.tick_right()
+    axes.tick_params(labelsize=8, colors=INK)
+    axes.spines[["left", "top"]].set_visible(False)
+    axes.legend(frameon=False, fontsize=9, loc="center left")
+
+
+def assign(tree: Tree, samples: Float[Tensor, "s d"]) -> tuple[float, Int[Tensor, "s"]]:
+    """Mean squared error of the leaves that samples descend to, and the number of each's leaf."""
+    many = tree[torch.zeros(len(samples), dtype=torch.long)]
+    errors = many.errors(samples)
+    leaf = many.follow(many.winners(errors))[:, -1:]
+    return errors[-1].gather(1, leaf).mean().item(), leaf[:, 0]

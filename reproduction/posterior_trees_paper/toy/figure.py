@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations, permutations, product
 from pathlib import Path
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -20,15 +21,15 @@ from matplotlib.patheffects import withStroke
 from torch import Tensor
 
 from posterior_trees.clustering import hierarchical_kmeans
-from posterior_trees.toys import GaussianMixture
 from posterior_trees.tree import Tree, grow
-from posterior_trees_paper.toy.network import TreeMLP
+from posterior_trees_paper.toy.network import MIXTURE, SIGMA, TreeMLP
 
 POINT = (-3.5, 4.5)
 MORE_POINTS = ((-1.0, 0.0), (0.0, 3.3), (2.0, 5.4))
 SAMPLES, PAIRS, SEED = 10_000, 70, 7
 WINDOW = (-9.5, 4.5), (-4.9, 9.1)
 SIDE = 281
+TITLES = "Flat K-means, K = 4", "Hierarchical K-means", "Posterior tree (ours)"
 INK, FAINT, RED, DEEP = "#22262e", "#9aa0a8", "#c1272d", "#08306b"
 NODES = "#0072b2", "#b35900"
 LEAVES = "#004a7c", "#56b4e9", "#7a3d00", "#e69f00"
@@ -36,39 +37,39 @@ PRIOR = LinearSegmentedColormap.from_list("prior", ["#ffffff", "#c6dbef", "#6bae
 POSTERIOR = LinearSegmentedColormap.from_list(
     "posterior", ["#ffffff", "#fde3de", "#f7aca1", "#e0605a", "#b5242a"]
 )
+PLACES: dict[str, Any] = {
+    "below": {"xytext": (0, -6), "ha": "center", "va": "top"},
+    "left": {"xytext": (-10, 2), "ha": "right", "va": "center"},
+    "right": {"xytext": (10, 2), "ha": "left", "va": "center"},
+}
 HALO = [withStroke(linewidth=2.2, foreground="white")]
 
 
 @dataclass(frozen=True)
 class Scene:
-    """One measurement, its posterior, and three trees of it."""
+    """One measurement, its posterior, and the trees of `TITLES`."""
 
-    mixture: GaussianMixture
-    sigma: float
     y: Float[Tensor, "1 d"]
     samples: Float[Tensor, "1 s d"]
-    flat: Tree
-    clustered: Tree
-    predicted: Tree
+    trees: tuple[Tree, ...] = ()
 
     @classmethod
     @torch.no_grad()
-    def at(cls, y: Sequence[float], mixture: GaussianMixture, sigma: float, network: TreeMLP):
+    def at(cls, y: Sequence[float], network: TreeMLP) -> "Scene":
         generator = torch.Generator().manual_seed(SEED)
         point = torch.tensor([y])
-        samples = mixture.sample_posterior(point, sigma, SAMPLES, generator)
-        leaves = network(point)
+        samples = MIXTURE.sample_posterior(point, SIGMA, SAMPLES, generator)
         clustered = sort_siblings(hierarchical_kmeans(samples, 2, 2, generator=generator))
         flat = hierarchical_kmeans(samples, 4, 1, generator=generator)
-        predicted = grow(leaves.images, leaves.log_probs, 2)
+        predicted = grow(*network(point), 2)
         flat, predicted = match_siblings(flat, clustered), match_siblings(predicted, clustered)
-        return cls(mixture, sigma, point, samples, flat, clustered, predicted)
+        return cls(point, samples, (flat, clustered, predicted))
 
 
-def save(out: Path, mixture: GaussianMixture, sigma: float, network: TreeMLP) -> None:
+def save(out: Path, network: TreeMLP) -> None:
     """Write `toy.png`, the paper's figure, and `toy_more.png`, further measurements."""
-    draw(Scene.at(POINT, mixture, sigma, network)).savefig(out / "toy.png", dpi=220)
-    scenes = [Scene.at(point, mixture, sigma, network) for point in MORE_POINTS]
+    draw(Scene.at(POINT, network)).savefig(out / "toy.png", dpi=220)
+    scenes = [Scene.at(point, network) for point in MORE_POINTS]
     draw_more(scenes).savefig(out / "toy_more.png", dpi=200)
 
 
@@ -81,12 +82,7 @@ def draw(scene: Scene) -> Figure:
     _draw_task(task, scene)
     _caption(task, "a", "Denoising task")
     _draw_legend(figure.add_subplot(grid[1, 0]))
-    panels = {
-        "Flat K-means, K = 4": scene.flat,
-        "Hierarchical K-means": scene.clustered,
-        "Posterior tree (ours)": scene.predicted,
-    }
-    for column, (title, tree) in enumerate(panels.items(), start=1):
+    for column, (title, tree) in enumerate(zip(TITLES, scene.trees, strict=True), start=1):
         plane = figure.add_subplot(grid[0, column])
         draw_posterior(plane, scene, tree)
         _caption(plane, "abcd"[column], title)
@@ -101,11 +97,9 @@ def draw_more(scenes: Sequence[Scene]) -> Figure:
     frame = {"left": 0.01, "right": 0.99, "bottom": 0.01, "top": top}
     columns = {"width_ratios": (3, 3, 3, 1), "wspace": 0.04, "hspace": 0.04}
     grid = figure.add_gridspec(len(scenes), 4, **columns, **frame)
-    titles = "Flat K-means, K = 4", "Hierarchical K-means", "Posterior tree (ours)"
     for row, scene in enumerate(scenes):
         clusters = grid[row, 3].subgridspec(3, 1, hspace=0.06)
-        trees = scene.flat, scene.clustered, scene.predicted
-        for column, (tree, title) in enumerate(zip(trees, titles, strict=True)):
+        for column, (tree, title) in enumerate(zip(scene.trees, TITLES, strict=True)):
             plane = figure.add_subplot(grid[row, column])
             draw_posterior(plane, scene, tree, with_probabilities=True)
             small = figure.add_subplot(clusters[column])
@@ -166,10 +160,10 @@ def _heat(axes: Axes, density: Tensor, colors: LinearSegmentedColormap) -> None:
 
 def _draw_task(axes: Axes, scene: Scene) -> None:
     pixels = _plane(axes)
-    _heat(axes, scene.mixture.log_prob(pixels).exp(), PRIOR)
+    _heat(axes, MIXTURE.log_prob(pixels).exp(), PRIOR)
     generator = torch.Generator().manual_seed(SEED)
-    x = scene.mixture.sample(PAIRS, generator)
-    y = x + scene.sigma * torch.randn(x.shape, generator=generator)
+    x = MIXTURE.sample(PAIRS, generator)
+    y = x + SIGMA * torch.randn(x.shape, generator=generator)
     axes.plot(*torch.stack([x, y]).permute(2, 0, 1).numpy(), color=FAINT, linewidth=0.5, zorder=2)
     axes.scatter(*y.T.numpy(), 13, "white", edgecolors=INK, linewidths=0.7, zorder=3)
     axes.scatter(*x.T.numpy(), 13, DEEP, linewidths=0, zorder=4)
@@ -179,7 +173,7 @@ def draw_posterior(axes: Axes, scene: Scene, tree: Tree, with_probabilities: boo
     """The posterior, and over it the cells, nodes and leaves of a tree, its root, the analytic mean
     and the measurement."""
     pixels = _plane(axes)
-    density = scene.mixture.posterior_log_prob(pixels.reshape(1, -1, 2), scene.y, scene.sigma).exp()
+    density = MIXTURE.posterior_log_prob(pixels.reshape(1, -1, 2), scene.y, SIGMA).exp()
     _heat(axes, density.reshape(SIDE, SIDE), POSTERIOR)
     _draw_borders(axes, tree, pixels)
     if tree.depth > 1:
@@ -187,7 +181,7 @@ def draw_posterior(axes: Axes, scene: Scene, tree: Tree, with_probabilities: boo
             axes.scatter(*node, 62, color, marker="^", edgecolors="white", linewidths=0.9, zorder=4)
     for leaf, color in zip(tree.leaves[0], LEAVES, strict=True):
         axes.scatter(*leaf, 46, color, edgecolors="white", linewidths=0.9, zorder=5)
-    mean = scene.mixture.posterior_mean(scene.y, scene.sigma)[0]
+    mean = MIXTURE.posterior_mean(scene.y, SIGMA)[0]
     axes.scatter(*tree.root[0], 150, INK, marker="*", edgecolors="white", linewidths=0.9, zorder=6)
     axes.scatter(*mean, 42, RED, marker="*", edgecolors="white", linewidths=0.5, zorder=7)
     axes.scatter(*scene.y[0], 110, "none", edgecolors=RED, linewidths=1.5, zorder=8)
@@ -256,16 +250,9 @@ def _draw_tree(axes: Axes, tree: Tree) -> None:
                 ends = zip(place[path[:-1]], (u, v), strict=True)
                 axes.plot(*ends, color=color, linewidth=0.7 + 5 * p, alpha=0.55, zorder=1)
             axes.scatter(u, v, size, color, marker=marker, edgecolors="white", zorder=3)
-            _label_node(axes, (u, v), p, 0 if level == tree.depth else -1 if u < 1.5 else 1)
-
-
-def _label_node(axes: Axes, point: tuple[float, float], p: float, side: int) -> None:
-    """A probability at the left (−1) or right (1) of a node, or below it (0)."""
-    axes.annotate(
-        f"{p:.2f}", point, (10 * side, 2 if side else -6), textcoords="offset points",
-        ha={-1: "right", 0: "center", 1: "left"}[side], va="center" if side else "top",
-        fontsize=9, color=INK, path_effects=HALO, zorder=4,
-    )  # fmt: skip
+            at = "below" if level == tree.depth else "left" if u < 1.5 else "right"
+            axes.annotate(f"{p:.2f}", (u, v), **PLACES[at], textcoords="offset points",
+                          fontsize=9, color=INK, path_effects=HALO, zorder=4)  # fmt: skip
 
 
 def _draw_legend(axes: Axes) -> None:

@@ -1,4 +1,5 @@
-"""The toy's network: one MLP for the leaves, one for their probabilities (App. "Toy Example")."""
+"""The toy's world, and its network: one MLP for the leaves, one for their probabilities (App. "Toy
+Example")."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -9,6 +10,10 @@ from torch import Tensor, nn
 
 from posterior_trees.errors import InputError
 from posterior_trees.networks.head import Leaves
+from posterior_trees.toys import GaussianMixture
+
+MIXTURE, SIGMA = GaussianMixture(), 2.0
+"""What is measured, and the noise of a measurement."""
 
 
 class TreeMLP(nn.Module):

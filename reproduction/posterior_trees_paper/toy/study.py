@@ -36,10 +36,9 @@ from torch.optim.swa_utils import AveragedModel
 from posterior_trees.clustering import hierarchical_kmeans
 from posterior_trees.errors import InputError, RunError
 from posterior_trees.loss import epsilon_at
-from posterior_trees.toys import GaussianMixture
 from posterior_trees.training.objective import objective
 from posterior_trees.tree import Tree, grow
-from posterior_trees_paper.toy.network import TreeMLP
+from posterior_trees_paper.toy.network import MIXTURE, SIGMA, TreeMLP
 
 BRANCHING, DEPTH = 2, 2
 STEPS, BATCH, LEARNING_RATE = 3000, 256, 3e-3
@@ -63,7 +62,6 @@ LABELS = {
 def run(
     out: Path,
     *,
-    sigma: float = 2.0,
     steps: int = STEPS,
     seeds: int = 3,
     probability: str = "cross_entropy",
@@ -72,39 +70,32 @@ def run(
     """Train, measure, print, and write `metrics.json`, `toy.png` and `toy_more.png` to `out`."""
     from posterior_trees_paper.toy import figure as toy_figure
 
-    _check(sigma, steps, seeds, probability)
+    if probability not in BETA:
+        raise InputError(f"probability is {probability!r}; choose one of {', '.join(BETA)}")
+    if steps < 1 or seeds < 1:
+        raise InputError(f"steps is {steps} and seeds is {seeds}; both must be at least 1")
     out.mkdir(parents=True, exist_ok=True)
-    mixture = GaussianMixture()
     start = time.perf_counter()
     with _one_thread():
-        networks = _train_all(mixture, sigma, steps, seeds, probability, progress)
+        networks = _train_all(steps, seeds, probability, progress)
         seconds = time.perf_counter() - start
-        exam = Exam.draw(mixture, sigma, TEST_POINTS)
+        exam = Exam.draw(TEST_POINTS)
         per_seed = [exam.grade(network) for network in networks]
     medians = {name: median(grades[name] for grades in per_seed) for name in LABELS}
     metrics = {
-        "schema": 1,
-        "sigma": sigma,
-        "steps": steps,
-        "batch": BATCH,
-        "probability": probability,
-        "test_points": len(exam.y),
-        "training_seconds": round(seconds, 1),
-        "median": medians,
-        "per_seed": per_seed,
-        "limits": LIMITS,
+        "schema": 1, "sigma": SIGMA, "steps": steps, "batch": BATCH, "probability": probability,
+        "test_points": len(exam.y), "training_seconds": round(seconds, 1), "median": medians,
+        "per_seed": per_seed, "limits": LIMITS,
         "passed": {name: medians[name] <= limit for name, limit in LIMITS.items()},
-    }
+    }  # fmt: skip
     (out / "metrics.json").write_text(json.dumps(metrics, indent=2) + "\n")
-    toy_figure.save(out, mixture, sigma, networks[0])
+    toy_figure.save(out, networks[0])
     if progress:
         _report(metrics, out)
     return metrics
 
 
 def train(
-    mixture: GaussianMixture,
-    sigma: float,
     steps: int,
     seed: int,
     probability: str = "cross_entropy",
@@ -119,15 +110,15 @@ def train(
     steps are averaged, which takes a quarter off the root's error.
     """
     generator = torch.Generator().manual_seed(seed)
-    network = build(mixture, sigma, seed)
+    network = build(seed)
     optimizer = torch.optim.Adam(network.parameters(), betas=(0.9, 0.99), fused=True)
     average = AveragedModel(network)
     for step in range(steps):
         done = step / steps
         slope = min((step + 1) / (WARM_UP * steps), 1 - done)
         optimizer.param_groups[0]["lr"] = LEARNING_RATE * slope
-        x = mixture.sample(BATCH, generator)
-        y = x + sigma * torch.randn(x.shape, generator=generator)
+        x = MIXTURE.sample(BATCH, generator)
+        y = x + SIGMA * torch.randn(x.shape, generator=generator)
         parts = objective(predict(network, y), x, epsilon_at(done, EPSILON_START, EPSILON_SCALE))
         optimizer.zero_grad()
         parts.total(BETA[probability], parts.root.mean()).mean().backward()
@@ -139,36 +130,25 @@ def train(
     return network
 
 
-def _train_all(
-    mixture: GaussianMixture, sigma: float, steps: int, seeds: int, probability: str, progress: bool
-) -> list[TreeMLP]:
+def _train_all(steps: int, seeds: int, probability: str, progress: bool) -> list[TreeMLP]:
     """A network for each seed, side by side: one thread for each is faster than many for one."""
     workers = ThreadPoolExecutor(seeds, initializer=torch.set_num_threads, initargs=(1,))
     with workers as pool, _watch(steps * seeds, progress) as tick:
-        jobs = [
-            pool.submit(train, mixture, sigma, steps, seed, probability, tick)
-            for seed in range(seeds)
-        ]
+        jobs = [pool.submit(train, steps, seed, probability, tick) for seed in range(seeds)]
         return [job.result() for job in jobs]
 
 
-def build(mixture: GaussianMixture, sigma: float, seed: int) -> TreeMLP:
-    """The paper's toy network, standardised for the measurements of this mixture."""
-    variance = mixture.std().square().mean() + sigma**2
+def build(seed: int) -> TreeMLP:
+    """The paper's toy network, standardised for the measurements of the mixture."""
+    center = MIXTURE.mean().float()
+    scale = (MIXTURE.std().square().mean() + SIGMA**2).sqrt().item()
     with GLOBAL_RANDOM_STATE, torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return TreeMLP(
-            BRANCHING**DEPTH,
-            mixture.dim,
-            center=mixture.mean().float(),
-            scale=variance.sqrt().item(),
-            gain=GAIN,
-        )
+        return TreeMLP(BRANCHING**DEPTH, MIXTURE.dim, center=center, scale=scale, gain=GAIN)
 
 
 def predict(network: TreeMLP, y: Float[Tensor, "b d"]) -> Tree:
-    leaves = network(y)
-    return grow(leaves.images, leaves.log_probs, BRANCHING)
+    return grow(*network(y), BRANCHING)
 
 
 @dataclass(frozen=True)
@@ -182,15 +162,15 @@ class Exam:
     distortion: Float[Tensor, "b levels"]
 
     @classmethod
-    def draw(cls, mixture: GaussianMixture, sigma: float, count: int) -> "Exam":
+    def draw(cls, count: int) -> "Exam":
         generator = torch.Generator().manual_seed(TEST_SEED)
-        x = mixture.sample(count, generator)
-        y = x + sigma * torch.randn(x.shape, generator=generator)
-        samples = mixture.sample_posterior(y, sigma, CLUSTERED_SAMPLES, generator)
-        unseen = mixture.sample_posterior(y, sigma, UNSEEN_SAMPLES, generator)
+        x = MIXTURE.sample(count, generator)
+        y = x + SIGMA * torch.randn(x.shape, generator=generator)
+        samples = MIXTURE.sample_posterior(y, SIGMA, CLUSTERED_SAMPLES, generator)
+        unseen = MIXTURE.sample_posterior(y, SIGMA, UNSEEN_SAMPLES, generator)
         clustered = hierarchical_kmeans(samples, BRANCHING, DEPTH, generator=generator)
         distortion, _ = score(clustered, unseen)
-        return cls(y, mixture.posterior_mean(y, sigma), unseen, clustered, distortion)
+        return cls(y, MIXTURE.posterior_mean(y, SIGMA), unseen, clustered, distortion)
 
     @torch.no_grad()
     def grade(self, network: TreeMLP) -> dict[str, float]:
@@ -224,15 +204,6 @@ def score(
         for level, nodes in enumerate(masses):
             nodes[i] = path[:, level].bincount(minlength=nodes.shape[1]) / len(points)
     return torch.stack(distortions), masses
-
-
-def _check(sigma: float, steps: int, seeds: int, probability: str) -> None:
-    if probability not in BETA:
-        raise InputError(f"probability is {probability!r}; choose one of {', '.join(BETA)}")
-    if steps < 1 or seeds < 1:
-        raise InputError(f"steps is {steps} and seeds is {seeds}; both must be at least 1")
-    if not sigma > 0:
-        raise InputError(f"sigma is {sigma}; the noise needs a positive standard deviation")
 
 
 @contextmanager
