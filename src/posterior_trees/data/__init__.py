@@ -9,7 +9,7 @@ from posterior_trees.data.download import download
 from posterior_trees.data.edges import draw_edges, store_edges
 from posterior_trees.data.extra import own_names, prefix_of
 from posterior_trees.data.idx import read_idx
-from posterior_trees.data.imageset import ImageSet, evenly_spaced
+from posterior_trees.data.imageset import ImageSet, evenly_spaced, measure_each, measured_batch
 from posterior_trees.data.load import (
     check_spec,
     describe_other_images,
@@ -19,8 +19,6 @@ from posterior_trees.data.load import (
     load_images,
     load_split,
 )
-from posterior_trees.data.measured import measure_each, measured_batch
-from posterior_trees.data.patches import grid_patches
 from posterior_trees.data.report import Row, report, status
 from posterior_trees.data.splits import files_of, find_groups, fingerprint, image_of
-from posterior_trees.data.stream import StreamedImageSet
+from posterior_trees.data.stream import StreamedImageSet, grid_patches

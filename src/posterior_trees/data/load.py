@@ -29,7 +29,6 @@ from posterior_trees.data.extra import Extended, check_extra, check_extra_images
 from posterior_trees.data.idx import read_idx_images
 from posterior_trees.data.imageset import ImageSet, evenly_spaced
 from posterior_trees.data.memory import free_bytes
-from posterior_trees.data.patches import cover, grid_patches
 from posterior_trees.data.pictures import (
     Picture,
     check_are_images,
@@ -39,10 +38,15 @@ from posterior_trees.data.pictures import (
     reader,
 )
 from posterior_trees.data.registry import what_to_put
-from posterior_trees.data.shift import with_shift
 from posterior_trees.data.splits import check_split, empty, fingerprint, split_groups, split_names
-from posterior_trees.data.stream import StreamedImageSet
-from posterior_trees.data.values import block_side, check_values, is_adjusted, with_values
+from posterior_trees.data.stream import StreamedImageSet, cover, grid_patches
+from posterior_trees.data.values import (
+    block_side,
+    check_values,
+    is_adjusted,
+    with_shift,
+    with_values,
+)
 from posterior_trees.errors import DataError, plural
 from posterior_trees.imaging.decode import fit
 from posterior_trees.recipe.sections import DataSpec

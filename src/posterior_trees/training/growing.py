@@ -22,8 +22,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from posterior_trees.data import ImageSet
-from posterior_trees.data.measured import measured_batch
+from posterior_trees.data import ImageSet, measured_batch
 from posterior_trees.fast.compiling import plain_way_back
 from posterior_trees.networks.head import Leaves
 from posterior_trees.predictor import GrowingPredictor, evaluating
