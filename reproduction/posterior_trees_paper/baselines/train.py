@@ -29,8 +29,8 @@ from posterior_trees.lock import hold
 from posterior_trees.models.checkpoint import best_device, provenance
 from posterior_trees.recipe import Recipe
 from posterior_trees.seeding import seed_device, step_generator
+from posterior_trees.training.feed import Order
 from posterior_trees.training.optimize import Average, Schedule, load_slots
-from posterior_trees.training.order import Order
 from posterior_trees.training.run import Run, check_folder, describe_images
 from posterior_trees_paper.baselines.sampling import Baseline, make_learner, save_baseline
 from posterior_trees_paper.baselines.spec import BaselineSpec, spec_to_facts

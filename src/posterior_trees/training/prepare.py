@@ -16,13 +16,13 @@ from posterior_trees.errors import DataError, plural
 from posterior_trees.models.checkpoint import best_device, load_recipe
 from posterior_trees.progress import in_words
 from posterior_trees.recipe import Recipe, names_network, parse_resolved, read_recipe
+from posterior_trees.training.feed import steps_of
 from posterior_trees.training.forecast import (
     forecast,
     predictor_on,
     refuse_what_cannot_fit,
     time_step,
 )
-from posterior_trees.training.order import steps_of
 from posterior_trees.training.suited import choose_network
 
 Size = tuple[int, ...]

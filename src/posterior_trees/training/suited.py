@@ -12,8 +12,8 @@ import torch
 
 from posterior_trees.progress import in_words
 from posterior_trees.recipe import Recipe
+from posterior_trees.training.feed import steps_of
 from posterior_trees.training.forecast import Forecast, forecast, free_on, in_millions, time_step
-from posterior_trees.training.order import steps_of
 
 WIDTHS = (8, 12, 16, 24, 32, 48, 64)
 DEEPEST = 7
