@@ -11,6 +11,7 @@ import difflib
 import json
 import tomllib
 from dataclasses import dataclass, field
+from importlib import resources
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -34,8 +35,11 @@ from posterior_trees.recipe.sections import (
     TreeSpec,
     Whole,
 )
-from posterior_trees.recipe.tasks import TASKS
 
+TASKS: dict[str, dict[str, dict[str, Any]]] = tomllib.loads(
+    (resources.files("posterior_trees.recipe") / "tasks.toml").read_text("utf-8")
+)
+"""The paper's tasks: sections of a recipe, by the name of the task."""
 SIZES = {"kind", "trunk", "c_init", "width", "steps", "doublings", "decoder", "multipliers",
          "blocks"}  # fmt: skip
 """Keys of [network] by which it is named; without any, `ptrees train` chooses one."""
@@ -167,20 +171,15 @@ def build_section(cls: type, table: dict[str, Any], origin: str, prefix: str) ->
             raise RecipeError(f"{origin}: unknown key {name!r}; {_hint(key, types, prefix)}")
         inner: Any = bare_type(types[key])
         if not dataclasses.is_dataclass(inner):
-            values[key] = _named(origin, convert, value, types[key], name)
+            try:
+                values[key] = convert(value, types[key], name)
+            except RecipeError as error:
+                raise RecipeError(f"{origin}: {error}") from error
         elif isinstance(value, dict):
             values[key] = build_section(inner, value, origin, prefix=name + ".")
         else:
             raise RecipeError(f"{origin}: {name!r} is a section, not a value")
     return cls(**values)
-
-
-def _named(origin: str, function: Any, *words: Any) -> Any:
-    """What a function returns, or its refusal with the file's name before it."""
-    try:
-        return function(*words)
-    except RecipeError as error:
-        raise RecipeError(f"{origin}: {error}") from error
 
 
 def _hint(key: str, known: dict[str, Any], prefix: str) -> str:
