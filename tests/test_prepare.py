@@ -14,7 +14,7 @@ from posterior_trees.errors import InputError, RecipeError
 from posterior_trees.models.checkpoint import load_recipe
 from posterior_trees.recipe import Recipe, names_network, parse_recipe
 from posterior_trees.training import forecast as forecasts
-from posterior_trees.training import suited
+from posterior_trees.training import prepare
 from posterior_trees.training.forecast import (
     forecast,
     predictor_on,
@@ -46,7 +46,7 @@ def ptrees(folder: Path, *words: object) -> int:
 def timed_as(monkeypatch, seconds_per_flop: float) -> None:
     """On a machine of such a speed."""
     monkeypatch.setattr(
-        suited, "time_step", lambda recipe, size, flops, _: flops * seconds_per_flop
+        prepare, "time_step", lambda recipe, size, flops, _: flops * seconds_per_flop
     )
 
 
@@ -164,7 +164,7 @@ def chosen(count: int, speed: float, monkeypatch, size=(1, 28, 28), text: str = 
     timed_as(monkeypatch, speed)
     of = f"measurement.of={list(size[1:])}"
     recipe = parse_recipe(text, [of, "training.epochs=20", "training.batch_size=32"])
-    return suited.choose_network(recipe, size, count, "cpu", lambda _: None)
+    return prepare.choose_network(recipe, size, count, "cpu", lambda _: None)
 
 
 def test_the_network_suits_pictures_and_machine(monkeypatch) -> None:
@@ -172,7 +172,7 @@ def test_the_network_suits_pictures_and_machine(monkeypatch) -> None:
     small = chosen(3000, laptop, monkeypatch).network
     assert (small.kind, small.decoder, small.steps) == ("unet", "shared", 2)
     assert chosen(3000, server, monkeypatch).network.width > small.width
-    assert chosen(3000, 100 * laptop, monkeypatch).network.width == suited.WIDTHS[0]
+    assert chosen(3000, 100 * laptop, monkeypatch).network.width == prepare.WIDTHS[0]
     few = chosen(40, server, monkeypatch).network  # fewer weights than the pictures have numbers
     assert few.width < chosen(3000, server, monkeypatch).network.width
     assert chosen(3000, server, monkeypatch, (1, 128, 128)).network.steps == 4
@@ -223,9 +223,9 @@ def test_a_recipe_that_names_a_network_keeps_it(folder, tmp_path, monkeypatch, c
 
 
 def test_processes_choose_alike_without_measuring(monkeypatch) -> None:
-    monkeypatch.setattr(suited, "time_step", lambda *_: pytest.fail("measured"))
+    monkeypatch.setattr(prepare, "time_step", lambda *_: pytest.fail("measured"))
     recipe = parse_recipe(OPEN)
-    suited.choose_network(recipe, SIZE, 3000, "cpu", print, is_measured=False)
+    prepare.choose_network(recipe, SIZE, 3000, "cpu", print, is_measured=False)
 
 
 def write_pictures(folder: Path, count: int) -> None:

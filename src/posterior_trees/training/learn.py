@@ -23,11 +23,10 @@ from posterior_trees.predictor import TreePredictor
 from posterior_trees.recipe import Recipe
 from posterior_trees.training.association.conscience import Conscience, strength_at
 from posterior_trees.training.association.features import Part
-from posterior_trees.training.association.rules import rules_of
 from posterior_trees.training.association.starts import Starts
 from posterior_trees.training.devices import gather_leaves, sum_over_processes
 from posterior_trees.training.health import Health
-from posterior_trees.training.objective import objective
+from posterior_trees.training.objective import objective, rules_of
 from posterior_trees.training.optimize import (
     Average,
     Schedule,
