@@ -45,6 +45,9 @@ class Fields:
                 found.append(Header(*plane.shape, plane.dtype.itemsize > 1, 1))
         return found
 
+    def path(self, name: str) -> Path:
+        return self.places[name]
+
     def read(self, name: str) -> RawPair:
         """The values of x and of y, as the camera counted them."""
         with self._planes(name) as planes:

@@ -7,7 +7,6 @@
 """
 
 import os
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +14,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from posterior_trees.data.archive import Archive, TarArchive, open_archive
+from posterior_trees.data.archive import open_archive
 from posterior_trees.data.augment import check_augmentations
 from posterior_trees.data.channels import (
     Fields,
@@ -29,14 +28,7 @@ from posterior_trees.data.extra import Extended, check_extra, check_extra_images
 from posterior_trees.data.idx import read_idx_images
 from posterior_trees.data.imageset import ImageSet, evenly_spaced
 from posterior_trees.data.memory import free_bytes
-from posterior_trees.data.pictures import (
-    Picture,
-    check_are_images,
-    list_pairs,
-    list_pictures,
-    read_headers,
-    reader,
-)
+from posterior_trees.data.pictures import Files
 from posterior_trees.data.registry import what_to_put
 from posterior_trees.data.splits import check_split, empty, fingerprint, split_groups, split_names
 from posterior_trees.data.stream import StreamedImageSet, cover, grid_patches
@@ -71,14 +63,16 @@ def load_split(
     folder = find_folder(folder)
     if spec.kind == "idx":
         return _load_idx(spec, folder, split)
-    archive, pictures, names = _list(spec, folder, split)
-    if split == "train" and not isinstance(archive, Fields):
-        check_are_images(archive, pictures.values())
-    streamed = _stream(spec, archive, pictures, names)
-    if spec.scale != 1 or is_adjusted(spec) or isinstance(archive, Fields):
+    found, names = _list(spec, folder, split)
+    if split == "train" and isinstance(found, Files):
+        found.check_are_images()
+    streamed = _stream(spec, found, names)
+    if spec.scale != 1 or is_adjusted(spec) or isinstance(found, Fields):
         streamed.read = with_values(streamed.read, spec)
-    if split == "train" and spec.kind == "pairs" and not isinstance(archive, TarArchive):
-        streamed.pixel_size = _pixel_size(spec, archive, [pictures[name] for name in names])
+    if split == "train" and spec.kind == "pairs" and not spec.size:
+        some = [found.path(names[i]) for i in evenly_spaced(len(names), ASKED)]
+        if side := pixel_size_of(some):
+            streamed.pixel_size = side * block_side(spec)
     if spec.kind == "edges":
         sets = {"": spec.name} | {prefix_of(name): name for name in spec.extra}
         streamed.read = with_edges(streamed.read, folder, sets)
@@ -90,33 +84,28 @@ def load_split(
     return streamed.load(f"{plural(len(names), f'{split} image')} of {spec.name}")
 
 
-def _list(
-    spec: DataSpec, folder: Path, split: str
-) -> tuple[Archive | Fields, dict[str, Picture], list[str]]:
-    """Where image files lie, all of them, and the names of those of a split, extras last."""
-    channels = folders_of(spec)
-    if spec.kind == "pairs" and not channels:
-        archive = open_fields(folder, spec)
+def _list(spec: DataSpec, folder: Path, split: str) -> tuple[Files | Fields, list[str]]:
+    """The pictures of a set, and the names of those of a split, extras last."""
+    if spec.kind == "pairs" and not folders_of(spec):
+        found = open_fields(folder, spec)
     else:
         archive = open_archive(folder, spec.name)
-    if archive is None:
-        raise DataError(what_to_put(spec.name, folder, spec.kind, channels))
-    is_paired = spec.kind == "pairs" and not isinstance(archive, Fields)
-    pictures = list_pairs(archive, *channels) if is_paired else list_pictures(archive.names)
+        found = archive and Files(archive, spec)
+    if found is None:
+        raise DataError(what_to_put(spec.name, folder, spec.kind, folders_of(spec)))
     shares = {"validation": spec.validation, "test": spec.test}
-    names = split_names(list(pictures), split, by=spec.split, order=spec.split_order, **shares)
-    if spec.extra and split == "train" and not isinstance(archive, Fields):
-        archive = Extended(archive, spec, folder)
-        pictures = list_pictures(archive.names)
-        names += archive.added
-    return archive, pictures, names
+    names = split_names(found.names, split, by=spec.split, order=spec.split_order, **shares)
+    if spec.extra and split == "train" and isinstance(found, Files):
+        extended = Extended(found.archive, spec, folder)
+        return Files(extended, spec), names + extended.added
+    return found, names
 
 
 def list_names(spec: DataSpec, folder: str | os.PathLike[str] | None, split: str) -> list[str]:
     """The names of the images of a split; of files without reading them."""
     if spec.kind == "idx":
         return load_split(spec, folder, split).names
-    return _list(spec, find_folder(folder), split)[2]
+    return _list(spec, find_folder(folder), split)[1]
 
 
 def describe_other_images(
@@ -205,53 +194,32 @@ def _load_idx(spec: DataSpec, folder: Path, split: str) -> ImageSet:
     return ImageSet(torch.from_numpy(images.repeat(spec.channels, axis=1)), None, names)
 
 
-def _stream(
-    spec: DataSpec, archive: Archive | Fields, pictures: dict[str, Picture], names: Sequence[str]
-) -> StreamedImageSet:
+def _stream(spec: DataSpec, found: Files | Fields, names: list[str]) -> StreamedImageSet:
     """The named pictures, each whole if all are of one size, else in windows of one size."""
-    if isinstance(archive, Fields):
-        headers, read = archive.headers(names), archive.read
-    else:
-        headers = read_headers(archive, [pictures[name] for name in names])
-        read = reader(archive, pictures, spec)
-    if isinstance(archive, Extended):
-        check_extra_images(spec, names, headers)
+    headers = found.headers(names)
+    check_extra_images(spec, names, headers)
     side = block_side(spec)
     sizes = [(h.height // side, h.width // side) for h in headers]
     if spec.size:
         sizes = [(spec.size[0], spec.size[1])] * len(headers)
     if len(set(sizes)) > 1 and not spec.patch:
-        other = next(i for i, found in enumerate(sizes) if found != sizes[0])
+        other = next(i for i, size in enumerate(sizes) if size != sizes[0])
         (h, w), (other_h, other_w) = sizes[0], sizes[other]
         raise DataError(
-            f"{archive.where}: images differ in size ({names[0]} is {h}×{w}, {names[other]} is "
+            f"{found.where}: images differ in size ({names[0]} is {h}×{w}, {names[other]} is "
             f"{other_h}×{other_w}). Set data.size = [{h}, {w}] to bring them to one size, "
             "or data.patch to train on windows of them"
         )
-    for name, found in zip(names, sizes, strict=True):
-        if min(found) < spec.patch:
+    for name, (h, w) in zip(names, sizes, strict=True):
+        if min(h, w) < spec.patch:
             raise DataError(
-                f"{archive.where}: {name} is {found[0]}×{found[1]}, smaller than data.patch = "
+                f"{found.where}: {name} is {h}×{w}, smaller than data.patch = "
                 f"{spec.patch}. Remove it, or use a smaller patch"
             )
     tile = min(h for h, _ in sizes), min(w for _, w in sizes)
-    items = [
-        item for name, found in zip(names, sizes, strict=True) for item in cover(name, found, tile)
-    ]
+    items = [item for name, size in zip(names, sizes, strict=True)
+             for item in cover(name, size, tile)]  # fmt: skip
     values = (spec.channels + (0 if spec.kind == "images" else spec.input_channels)) * tile[0]
     is_deep = is_adjusted(spec) or any(header.is_deep for header in headers)
     nbytes = len(items) * values * tile[1] * (2 if is_deep else 1)
-    return StreamedImageSet(read, items, (spec.channels, *tile), nbytes)
-
-
-def _pixel_size(
-    spec: DataSpec, archive: Archive | Fields, pictures: Sequence[Picture]
-) -> float | None:
-    """The side in µm of what the network sees as a pixel, by some of the files; None if nobody
-    knows."""
-    if spec.size:
-        return None
-    some = [pictures[i].y or pictures[i].x for i in evenly_spaced(len(pictures), ASKED)]
-    places = archive.places if isinstance(archive, Fields) else {}
-    side = pixel_size_of(places.get(name, archive.where / name) for name in some)
-    return side and side * block_side(spec)
+    return StreamedImageSet(found.read, items, (spec.channels, *tile), nbytes)

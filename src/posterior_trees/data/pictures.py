@@ -4,17 +4,17 @@ Pairs are two folders, one per channel. Files belong together when their paths i
 are the same up to the ending: `actin/plate1/A01.png` and `dna/plate1/A01.tif`.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from os import cpu_count
-from pathlib import PurePosixPath
+from collections.abc import Sequence
+from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from posterior_trees.data.archive import Archive
-from posterior_trees.data.stream import RawPair
+from posterior_trees.data.channels import folders_of
+from posterior_trees.data.stream import RawPair, in_threads
 from posterior_trees.errors import DataError
 from posterior_trees.imaging.decode import (
     Header,
+    Stored,
     decode,
     decode_raw,
     looks_like_image,
@@ -30,9 +30,65 @@ class Picture(NamedTuple):
     y: str | None = None
 
 
-def list_pictures(names: Iterable[str]) -> dict[str, Picture]:
-    """Every image of an archive, by name."""
-    return {name: Picture(name) for name in names}
+class Files:
+    """The pictures of an archive by name."""
+
+    def __init__(self, archive: Archive, spec: DataSpec) -> None:
+        self.archive, self.spec, self.where = archive, spec, archive.where
+        self.pictures = {name: Picture(name) for name in archive.names}
+        if spec.kind == "pairs":
+            self.pictures = list_pairs(archive, *folders_of(spec))
+        self.names = list(self.pictures)
+
+    def headers(self, names: Sequence[str]) -> list[Header]:
+        """Size of pictures, and whether x or y has 16 bits; x and y must be of one size."""
+        return list(in_threads(self._header, names))
+
+    def _header(self, name: str) -> Header:
+        picture, found = self.pictures[name], []
+        for file in filter(None, picture):
+            with self.archive.open(file) as opened:
+                found.append(read_header(opened, f"{self.where}: {file}"))
+        x, y = found[0], found[-1]
+        if (x.height, x.width) != (y.height, y.width):
+            raise DataError(
+                f"{self.where}: {picture.y} is {y.height}×{y.width} but its target {picture.x} is "
+                f"{x.height}×{x.width}. Make them the same size, pixel on pixel"
+            )
+        return x._replace(is_deep=x.is_deep or y.is_deep)
+
+    def read(self, name: str) -> RawPair:
+        """The pixels of x and of y."""
+        x, y = self.pictures[name]
+        clean = self._read(x, self.spec.channels)
+        return clean, None if y is None else self._read(y, self.spec.input_channels)
+
+    def _read(self, file: str, channels: int) -> Stored:
+        as_stored = decode_raw if self.spec.levels else decode
+        with self.archive.open(file) as opened:
+            return as_stored(opened, f"{self.where}: {file}", channels, tuple(self.spec.size))
+
+    def path(self, name: str) -> Path:
+        """The file that knows the size of a pixel, unless it is in a tar."""
+        x, y = self.pictures[name]
+        return self.where / (y or x)
+
+    def check_are_images(self) -> None:
+        """Refuse files that are no images by their first bytes, all of them by name: also in the
+        splits that are not opened, where each would have taken an image's place."""
+
+        def is_image(file: str) -> bool:
+            with self.archive.open(file) as opened:
+                return looks_like_image(opened.read(16))
+
+        files = [file for picture in self.pictures.values() for file in picture if file]
+        found = zip(files, in_threads(is_image, files), strict=True)
+        if wrong := [file for file, is_one in found if not is_one]:
+            raise DataError(
+                f"{self.where}: {len(wrong)} of {len(files)} files are no images, whatever their "
+                f"names: {', '.join(wrong[:5])}{', …' if wrong[5:] else ''}. Replace or remove "
+                f"{'them' if wrong[1:] else 'it'}"
+            )
 
 
 def list_pairs(archive: Archive, inputs: str, targets: str) -> dict[str, Picture]:
@@ -46,53 +102,6 @@ def list_pairs(archive: Archive, inputs: str, targets: str) -> dict[str, Picture
                     "Add the file of that name, or remove this one"
                 )
     return {xs[key].removeprefix(f"{targets}/"): Picture(xs[key], ys[key]) for key in xs}
-
-
-def read_headers(archive: Archive, pictures: Sequence[Picture]) -> list[Header]:
-    """Size of every picture, and whether x or y has 16 bits; x and y must be of one size."""
-    return list(in_threads(lambda picture: _header(archive, picture), pictures))
-
-
-def check_are_images(archive: Archive, pictures: Iterable[Picture]) -> None:
-    """Refuse files that are no images by their first bytes, all of them by name: also in the splits
-    that are not opened, where each would have taken an image's place."""
-
-    def is_image(name: str) -> bool:
-        with archive.open(name) as file:
-            return looks_like_image(file.read(16))
-
-    files = [name for picture in pictures for name in picture if name]
-    wrong = [name for name, is_one in zip(files, in_threads(is_image, files), strict=True)
-             if not is_one]  # fmt: skip
-    if wrong:
-        raise DataError(
-            f"{archive.where}: {len(wrong)} of {len(files)} files are no images, whatever their "
-            f"names: {', '.join(wrong[:5])}{', …' if wrong[5:] else ''}. Replace or remove "
-            f"{'them' if wrong[1:] else 'it'}"
-        )
-
-
-def reader(
-    archive: Archive, pictures: dict[str, Picture], spec: DataSpec
-) -> Callable[[str], RawPair]:
-    """A function that decodes the picture of a name."""
-    as_stored = decode_raw if spec.levels else decode
-
-    def pixels(file: str, channels: int):
-        with archive.open(file) as opened:
-            return as_stored(opened, f"{archive.where}: {file}", channels, tuple(spec.size))
-
-    def read(name: str) -> RawPair:
-        x, y = pictures[name]
-        return pixels(x, spec.channels), None if y is None else pixels(y, spec.input_channels)
-
-    return read
-
-
-def in_threads(function: Callable, things: Iterable) -> list:
-    """`function` of each thing, in order."""
-    with ThreadPoolExecutor(min(cpu_count() or 1, 32)) as pool:
-        return list(pool.map(function, things))
 
 
 def _channel(archive: Archive, channel: str) -> dict[str, str]:
@@ -114,17 +123,3 @@ def _channel(archive: Archive, channel: str) -> dict[str, str]:
             f"{', '.join(found) or 'none'}). Add it, or correct data.inputs and data.targets"
         )
     return files
-
-
-def _header(archive: Archive, picture: Picture) -> Header:
-    found = []
-    for name in filter(None, picture):
-        with archive.open(name) as file:
-            found.append(read_header(file, f"{archive.where}: {name}"))
-    x, y = found[0], found[-1]
-    if (x.height, x.width) != (y.height, y.width):
-        raise DataError(
-            f"{archive.where}: {picture.y} is {y.height}×{y.width} but its target {picture.x} is "
-            f"{x.height}×{x.width}. Make them the same size, pixel on pixel"
-        )
-    return x._replace(is_deep=x.is_deep or y.is_deep)

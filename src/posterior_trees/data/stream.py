@@ -113,12 +113,17 @@ class StreamedImageSet(ImageSet):
     def _decode(self) -> Iterator[Pair]:
         """Pixels of every item in order; neighbours in the list from one file decode it once."""
         groups = [(file, list(items)) for file, items in groupby(self.items, lambda i: i.file)]
-        with ThreadPoolExecutor(min(cpu_count() or 1, 32)) as pool:
-            pixels = pool.map(self.read, [file for file, _ in groups])
-            for (_, items), (x, y) in zip(groups, pixels, strict=True):
-                for item in items:
-                    cut = item.window.cut
-                    yield cut(x), None if y is None else cut(y)
+        pixels = in_threads(self.read, [file for file, _ in groups])
+        for (_, items), (x, y) in zip(groups, pixels, strict=True):
+            for item in items:
+                cut = item.window.cut
+                yield cut(x), None if y is None else cut(y)
+
+
+def in_threads(function: Callable, things: Iterable) -> Iterator:
+    """`function` of each thing, in order."""
+    with ThreadPoolExecutor(min(cpu_count() or 1, 32)) as pool:
+        yield from pool.map(function, things)
 
 
 def _stack(pairs: Iterable[Pair], n: int) -> tuple[Tensor, Tensor | None]:
