@@ -1,30 +1,18 @@
 """Both losses of a batch in one pass over the nodes of its trees, by the rules of its recipe."""
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple
 
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from posterior_trees.loss import path_nll, weigh
 from posterior_trees.recipe.sections import LossSpec
+from posterior_trees.training.association import Errors, Rule
 from posterior_trees.training.association.conscience import Conscience
 from posterior_trees.training.association.starts import Starts
 from posterior_trees.training.association.surprise import Surprise
 from posterior_trees.tree import Tree
-
-Errors = Sequence[Float[Tensor, "b _"]]
-"""Of the nodes of every level; children are compared by them."""
-
-
-@runtime_checkable
-class Rule(Protocol):
-    @property
-    def leads(self) -> bool:
-        """Whether the truth reaches the children that it teaches, so that probabilities follow."""
-        ...
-
-    def adjust(self, tree: Tree, x: Float[Tensor, "b *shape"], errors: Errors) -> Errors: ...
 
 
 def rules_of(spec: LossSpec, conscience: Conscience, starts: Starts) -> tuple[Rule, ...]:

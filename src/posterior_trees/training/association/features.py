@@ -37,16 +37,15 @@ from torch import Tensor
 from posterior_trees.errors import RecipeError
 from posterior_trees.networks.head import mean_inside
 from posterior_trees.recipe.sections import FEATURES
+from posterior_trees.training.association import Errors, Rule
 from posterior_trees.tree import Tree
 
 Eyes = Callable[[Tensor], Tensor]
 r"""$\varphi$, of images with any leading axes."""
 
 
-class Part:
+class Part(Rule):
     """What of images tells children apart."""
-
-    leads = False
 
     def __init__(self, focus: Sequence[float], features: str = "pixels") -> None:
         self.focus, self.eyes = focus, eyes_of(features)
@@ -54,14 +53,12 @@ class Part:
     def of(self, images: Float[Tensor, "*n c h w"]) -> Float[Tensor, "*n _ _ _"]:
         return self.eyes(inside(images, self.focus))
 
-    def adjust(
-        self, tree: Tree, x: Float[Tensor, "b c h w"], errors: Sequence[Float[Tensor, "b _"]]
-    ) -> tuple[Float[Tensor, "b _"], ...]:
+    def adjust(self, tree: Tree, x: Float[Tensor, "b c h w"], errors: Errors) -> Errors:
         """Mean squared errors of every node in this part, level by level."""
         return tree.map_images(self.of).errors(self.of(x))
 
 
-class Inside:
+class Inside(Rule):
     """The region of each picture tells children apart, and the truth reaches them by it."""
 
     leads = True
@@ -69,9 +66,7 @@ class Inside:
     def __init__(self, region: Float[Tensor, "b 1 h w"], eyes: Eyes) -> None:
         self.region, self.eyes = region, eyes
 
-    def adjust(
-        self, tree: Tree, x: Float[Tensor, "b c h w"], errors: Sequence[Float[Tensor, "b _"]]
-    ) -> tuple[Float[Tensor, "b _"], ...]:
+    def adjust(self, tree: Tree, x: Float[Tensor, "b c h w"], errors: Errors) -> Errors:
         return tuple(errors_inside(nodes, x, self.region, self.eyes) for nodes in tree.images)
 
 

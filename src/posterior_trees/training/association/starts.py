@@ -25,6 +25,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from posterior_trees.clustering import hierarchical_kmeans
+from posterior_trees.training.association import Errors, Rule
 from posterior_trees.training.association.features import Part
 from posterior_trees.tree import Tree, level_sizes
 
@@ -34,7 +35,7 @@ IMAGES = 4096
 """Images that are clustered at most."""
 
 
-class Starts:
+class Starts(Rule):
     """The centres, and where they are asked for, whom they lead: while `is_guided` is above 0 the
     truth goes down their tree. `part` says what of images is clustered."""
 
@@ -48,9 +49,7 @@ class Starts:
         self.centres: list[Tensor] = []
         self.is_found = False
 
-    def adjust(
-        self, tree: Tree, x: Float[Tensor, "b *shape"], errors: Sequence[Float[Tensor, "b _"]]
-    ) -> list[Float[Tensor, "b _"]]:
+    def adjust(self, tree: Tree, x: Float[Tensor, "b *shape"], errors: Errors) -> Errors:
         far = distances(coarse(self.part.of(x - tree.root)), self.centres)
         return [torch.where(self.is_guided > 0, f, e) for f, e in zip(far, errors, strict=True)]
 

@@ -12,10 +12,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from posterior_trees.errors import InputError
+from posterior_trees.training.association import Errors, Rule
 from posterior_trees.tree import Tree
 
 
-class Surprise:
+class Surprise(Rule):
     r"""What it takes to describe the truth by a child: its squared error, and how unexpected it is,
 
     $$ e_{nk} - \lambda \, e_{\text{root}} \ln \frac{\alpha_{nk}}{\alpha_n} . $$
@@ -26,14 +27,10 @@ class Surprise:
     same one changes more choices there.
     """
 
-    leads = False
-
     def __init__(self, rate: float | int | Sequence[float]) -> None:
         self.rates = tuple(rate) if isinstance(rate, Sequence) else (rate,)
 
-    def adjust(
-        self, tree: Tree, x: Float[Tensor, "b *shape"], errors: Sequence[Float[Tensor, "b _"]]
-    ) -> list[Float[Tensor, "b _"]]:
+    def adjust(self, tree: Tree, x: Float[Tensor, "b *shape"], errors: Errors) -> Errors:
         one_for_all = len(self.rates) == 1 or not tree.depth
         rates = self.rates[:1] * tree.depth if one_for_all else self.rates
         if len(rates) != tree.depth:
