@@ -13,14 +13,7 @@ from posterior_trees.data.stream import RawPair
 from posterior_trees.errors import DataError, MissingError
 from posterior_trees.imaging.decode import Header, fit_values
 from posterior_trees.imaging.fields import list_fields
-from posterior_trees.imaging.source import (
-    UNEVEN,
-    Plane,
-    Source,
-    choose_plane,
-    open_any,
-    open_stack,
-)
+from posterior_trees.imaging.source import UNEVEN, Plane, Source, choose_plane, open_any, open_stack
 from posterior_trees.recipe.sections import Channel, DataSpec
 
 ALL = slice(None)

@@ -43,15 +43,13 @@ from posterior_trees.errors import DataError, plural
 from posterior_trees.imaging.decode import fit
 from posterior_trees.recipe.sections import DataSpec
 
+Folder = str | os.PathLike[str] | None
 ASKED = 20
 """Files of a set that are asked for the size of their pixels."""
 
 
 def load_split(
-    spec: DataSpec,
-    folder: str | os.PathLike[str] | None,
-    split: str,
-    resident_limit_bytes: int | None = None,
+    spec: DataSpec, folder: Folder, split: str, resident_limit_bytes: int | None = None
 ) -> ImageSet:
     """The images of a split, "train", "validation" or "test", of a set in the data folder.
 
@@ -101,16 +99,14 @@ def _list(spec: DataSpec, folder: Path, split: str) -> tuple[Files | Fields, lis
     return found, names
 
 
-def list_names(spec: DataSpec, folder: str | os.PathLike[str] | None, split: str) -> list[str]:
+def list_names(spec: DataSpec, folder: Folder, split: str) -> list[str]:
     """The names of the images of a split; of files without reading them."""
     if spec.kind == "idx":
         return load_split(spec, folder, split).names
     return _list(spec, find_folder(folder), split)[1]
 
 
-def describe_other_images(
-    spec: DataSpec, folder: str | os.PathLike[str] | None, trained: str | None
-) -> str:
+def describe_other_images(spec: DataSpec, folder: Folder, trained: str | None) -> str:
     """What to beware of where the folder's training images are not those whose `fingerprint` a
     model keeps: in sorted names others may have changed sides, drawn by hash only renamed ones.
     Empty if they are, or nobody knows."""
@@ -126,23 +122,19 @@ def describe_other_images(
     )
 
 
-def load_images(
-    spec: DataSpec, folder: str | os.PathLike[str] | None
-) -> tuple[ImageSet, ImageSet | None]:
+def load_images(spec: DataSpec, folder: Folder) -> tuple[ImageSet, ImageSet | None]:
     """The training set and, unless everything trains, the validation set."""
     train = load_split(spec, folder, "train")
     return train, load_split(spec, folder, "validation") if spec.validation > 0 else None
 
 
-def load_evaluation(spec: DataSpec, folder: str | os.PathLike[str] | None, split: str) -> ImageSet:
+def load_evaluation(spec: DataSpec, folder: Folder, split: str) -> ImageSet:
     """The images of a split as a model is judged on them: whole, or where training takes random
     windows (`data.patch`) the windows of a fixed grid."""
     return grid_patches(load_split(spec, folder, split), spec.patch)
 
 
-def find_folder(
-    folder: str | os.PathLike[str] | None, default: str | os.PathLike[str] | None = None
-) -> Path:
+def find_folder(folder: Folder, default: Folder = None) -> Path:
     """The data folder: as given, else what the variable PTREES_DATA says, else the default."""
     named = folder if folder is not None else os.environ.get("PTREES_DATA") or default
     if not named:

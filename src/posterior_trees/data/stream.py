@@ -158,19 +158,28 @@ def grid_patches(image_set: ImageSet | StreamedImageSet, patch: int) -> ImageSet
     """
     if patch == 0:
         return image_set
-    _, h, w = image_set.shape
+    c, h, w = image_set.shape
     check_patch(patch, h, w)
     grid = [
         Window(top, left, patch, patch)
         for top in range(h % patch // 2, h - patch + 1, patch)
         for left in range(w % patch // 2, w - patch + 1, patch)
     ]
-    if isinstance(image_set, StreamedImageSet):
-        return _grid_of_stream(image_set, grid)
     names = [f"{name}@{at.top},{at.left}" for name in image_set.names for at in grid]
-    return ImageSet(
-        _cut(image_set.x, grid), None if image_set.y is None else _cut(image_set.y, grid), names
-    )
+    if isinstance(image_set, StreamedImageSet):
+        places = [
+            (item.file, at._replace(top=item.window.top + at.top, left=item.window.left + at.left))
+            for item in image_set.items
+            for at in grid
+        ]
+        items = [Item(name, *place) for name, place in zip(names, places, strict=True)]
+        nbytes = image_set.nbytes * len(grid) * patch**2 // (h * w)
+        return StreamedImageSet(image_set.read, items, (c, patch, patch), nbytes, image_set.device)
+
+    def cut(images: Tensor) -> Tensor:
+        return torch.stack([window.cut(images) for window in grid], dim=1).flatten(0, 1)
+
+    return ImageSet(cut(image_set.x), None if image_set.y is None else cut(image_set.y), names)
 
 
 def cover(name: str, size: tuple[int, int], tile: tuple[int, int]) -> list[Item]:
@@ -192,19 +201,3 @@ def cover(name: str, size: tuple[int, int], tile: tuple[int, int]) -> list[Item]
 def _starts(length: int, tile: int) -> list[int]:
     count = math.ceil(length / tile)
     return [round(i * (length - tile) / max(count - 1, 1)) for i in range(count)]
-
-
-def _cut(images: Tensor, grid: list[Window]) -> Tensor:
-    return torch.stack([window.cut(images) for window in grid], dim=1).flatten(0, 1)
-
-
-def _grid_of_stream(images: StreamedImageSet, grid: list[Window]) -> StreamedImageSet:
-    items = []
-    for name, file, (top, left, _, _) in images.items:
-        for at in grid:
-            moved = at._replace(top=top + at.top, left=left + at.left)
-            items.append(Item(f"{name}@{at.top},{at.left}", file, moved))
-    c, h, w = images.shape
-    nbytes = images.nbytes * len(grid) * grid[0].height * grid[0].width // (h * w)
-    shape = (c, grid[0].height, grid[0].width)
-    return StreamedImageSet(images.read, items, shape, nbytes, images.device)
