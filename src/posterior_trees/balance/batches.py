@@ -1,7 +1,7 @@
 r"""Which samples make the next batches, if sample $j$ is to be drawn with probability $q_j$.
 
 All samples of a batch are different, so that no $q_j$ may exceed $1/B$ (`limit_shares` in
-`balance_shares.py`). `take_furthest_behind` goes by what each sample is owed, and is exact over
+`shares.py`). `take_furthest_behind` goes by what each sample is owed, and is exact over
 time; `sweep` goes by chance. `marks` are those of `seeding.make_marks`: luck is made where the
 samples are.
 """

@@ -1,4 +1,4 @@
-r"""Drawing probabilities that make all leaves equally frequent; see `balance.py` for the problem.
+r"""Drawing probabilities that make all leaves equally frequent; see `balancer.py` for the problem.
 
 `closed_form` drops the inequality as the paper does, `exact_form` keeps it. Both take
 $P_{ij} = p(\text{leaf } i \mid \text{sample } j)$ transposed, one row per sample. `limit_shares`
@@ -77,8 +77,7 @@ def exact_form(
         d = -torch.linalg.solve(curvature, gradient)
         linear = float(pull * (w - w.mean()) @ d - d.mean())
         quadratic = float(pull * (d - d.mean()) @ d)
-        ray = _Ray(scores, conditional @ d, linear, quadratic, floor)
-        w, before = w + ray.bottom() * d, free
+        w, before = w + _bottom(scores, conditional @ d, linear, quadratic, floor) * d, free
     return _lift(conditional @ w - floor, floor), w
 
 
@@ -113,35 +112,28 @@ def _rows_of_limits(
     return torch.cat([slope, none]).to(device), torch.cat([-k / size * slope, none]).to(device)
 
 
-class _Ray:
-    """F along one direction: its derivative rises, in straight pieces, from below 0 to above."""
+def _bottom(scores: Tensor, change: Tensor, linear: float, quadratic: float, floor: float) -> float:
+    """The step along one direction at which F' has all but vanished: Newton, kept inside a
+    shrinking bracket. F' rises, in straight pieces, from below 0 to above."""
 
-    def __init__(
-        self, scores: Tensor, change: Tensor, linear: float, quadratic: float, floor: float
-    ) -> None:
-        self.scores, self.change, self.floor = scores, change, floor
-        self.linear, self.quadratic = linear, quadratic
-
-    def slopes(self, step: float) -> tuple[float, float]:
+    def slopes(step: float) -> tuple[float, float]:
         """F' and F'' after `step`."""
-        scores = self.scores + step * self.change
-        first = (self.change * scores.clamp_min(self.floor)).mean()
-        second = (self.change.square() * (scores > self.floor)).mean()
-        return self.linear + step * self.quadratic + float(first), self.quadratic + float(second)
+        there = scores + step * change
+        first = float((change * there.clamp_min(floor)).mean())
+        second = float((change.square() * (there > floor)).mean())
+        return linear + step * quadratic + first, quadratic + second
 
-    def bottom(self) -> float:
-        """The step at which F' has all but vanished: Newton, kept inside a shrinking bracket."""
-        enough = 0.1 * abs(self.slopes(0.0)[0])
-        low, high, step = 0.0, math.inf, 1.0
-        for _ in range(40):
-            first, second = self.slopes(step)
-            if abs(first) <= enough:
-                break
-            low, high = (step, high) if first < 0 else (low, step)
-            step = step - first / second if second > 0 else math.inf
-            if not low < step < high:
-                step = 2 * low if math.isinf(high) else (low + high) / 2
-        return step
+    enough = 0.1 * abs(slopes(0.0)[0])
+    low, high, step = 0.0, math.inf, 1.0
+    for _ in range(40):
+        first, second = slopes(step)
+        if abs(first) <= enough:
+            break
+        low, high = (step, high) if first < 0 else (low, step)
+        step = step - first / second if second > 0 else math.inf
+        if not low < step < high:
+            step = 2 * low if math.isinf(high) else (low + high) / 2
+    return step
 
 
 def _lift(excess: Tensor, floor: float) -> Tensor:
