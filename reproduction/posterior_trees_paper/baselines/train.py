@@ -203,8 +203,7 @@ class Loop:
 
     def swap_in_average(self) -> dict[str, Tensor]:
         """Put the averaged weights into the network; returns those that were there."""
-        before = {k: v.clone() for k, v in self.learner.network.state_dict().items()}
-        self.learner.network.load_state_dict({**before, **self.average.values})
+        before = self.average.swap_in()
         self.learner.network.eval()
         return before
 

@@ -15,7 +15,7 @@ Choice: every batch has each level as often, up to one, and the deepest come fir
 over make the rest of the batch smaller.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -37,8 +37,6 @@ from posterior_trees.tree import Tree
 
 PURPOSE = -1
 """Of a step's random numbers for levels and regions; see `Feed.generator`."""
-Ask = Callable[..., Leaves]
-"""A network, asked a `GrowingPredictor.question`."""
 
 
 class Asked(NamedTuple):
@@ -50,6 +48,13 @@ class Asked(NamedTuple):
 
     def first(self, count: int) -> "Asked":
         return Asked(*(part[:count] for part in self))
+
+    def split(
+        self, predictor: GrowingPredictor, node: Tensor, parent: Tensor, level: int
+    ) -> Leaves:
+        """The children, on a level, of nodes."""
+        number = torch.full((len(node),), level, dtype=torch.long, device=node.device)
+        return predictor.split(self.y, node, parent, self.region, number)
 
 
 class GrowingLearner(Learner):
@@ -77,7 +82,7 @@ class GrowingLearner(Learner):
         is_open = self.is_open.expand(len(x), -1, -1, -1)
         asked = Asked(x, y, draw_regions(dice, is_open, self.recipe.loss.regions))
         with evaluating(self.network), self.fabric.autocast():
-            node, parent = walk(self.predictor, self.network, asked, level, self.eyes)
+            node, parent = walk(self.predictor, asked, level, self.eyes)
         with plain_way_back():
             leaves = self.wrapped(*questions(self.predictor, asked, node, parent, level))
         return self._judge(leaves, x, y, weights, epsilon, node, asked.region)
@@ -102,16 +107,16 @@ def draw_levels(count: int, levels: int, generator: torch.Generator) -> Int[Tens
 
 @torch.no_grad()
 def walk(
-    predictor: GrowingPredictor, ask: Ask, asked: Asked, level: Int[Tensor, "b"], eyes: Eyes
+    predictor: GrowingPredictor, asked: Asked, level: Int[Tensor, "b"], eyes: Eyes
 ) -> tuple[Float[Tensor, "b c h w"], Float[Tensor, "b c h w"]]:
     """The nodes on the truths' paths just above levels as `draw_levels` orders them, and their
     parents."""
-    node = parent = root_of(predictor, ask, asked.y)
+    node = parent = predictor.root(asked.y)
     levels = predictor.network.levels
     for above in range(1, levels):
         count = -(-len(level) * (levels - above) // levels)
         few = asked.first(count)
-        children = split(predictor, ask, few, node[:count], parent[:count], above)
+        children = few.split(predictor, node[:count], parent[:count], above)
         goes_on = (level[:count] > above)[:, None, None, None]
         below = torch.where(goes_on, nearest(children, few, eyes)[0], node[:count])
         parent = torch.cat([torch.where(goes_on, node[:count], parent[:count]), parent[count:]])
@@ -125,27 +130,12 @@ def follow(
 ) -> Iterator[tuple[Tensor, Leaves, Int[Tensor, "b"]]]:
     """Down the truths' paths: of each level the nodes above it, their children and the numbers of
     those that are nearest inside the region."""
-    node = parent = root_of(predictor, predictor.network, asked.y)
+    node = parent = predictor.root(asked.y)
     for level in range(1, levels + 1):
-        children = split(predictor, predictor.network, asked, node, parent, level)
+        children = asked.split(predictor, node, parent, level)
         below, winner = nearest(children, asked, eyes)
         yield node, children, winner
         parent, node = node, below
-
-
-def root_of(predictor: GrowingPredictor, ask: Ask, y: Tensor) -> Float[Tensor, "b c h w"]:
-    naive = predictor.measurement.naive(y)
-    whole = open_part(predictor.measurement, naive)
-    level = torch.zeros(len(y), dtype=torch.long, device=y.device)
-    return predictor.root_of(ask(*predictor.question(y, naive, naive, whole, level)), naive)
-
-
-def split(
-    predictor: GrowingPredictor, ask: Ask, asked: Asked, node: Tensor, parent: Tensor, level: int
-) -> Leaves:
-    number = torch.full((len(node),), level, dtype=torch.long, device=node.device)
-    question = predictor.question(asked.y, node, parent, asked.region, number)
-    return predictor.children_of(ask(*question), node)
 
 
 def nearest(
@@ -192,7 +182,7 @@ def practise(predictor: GrowingPredictor, x: Tensor, y: Tensor) -> Tree:
     asked = Asked(x, y, open_part(predictor.measurement, x))
     level = draw_levels(len(x), predictor.network.levels, torch.Generator().manual_seed(0))
     level = level.to(x.device)
-    node, parent = walk(predictor, predictor.network, asked, level, eyes_of("pixels"))
+    node, parent = walk(predictor, asked, level, eyes_of("pixels"))
     leaves = predictor.network(*questions(predictor, asked, node, parent, level))
     return family(predictor, leaves, y, node)
 

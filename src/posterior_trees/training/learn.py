@@ -203,12 +203,6 @@ class Learner:
             self._learn = Capture(self._learn)  # ty: ignore[invalid-assignment]
         return network, wrapped
 
-    def swap_in_average(self) -> dict[str, Tensor]:
-        """Put the averaged weights into the network; returns those that were there."""
-        before = {k: v.clone() for k, v in self.network.state_dict().items()}
-        self.network.load_state_dict({**before, **self.average.values})
-        return before
-
     def is_finite(self) -> bool:
         """Whether all weights are: 0 times another is NaN. Few launches for many weights."""
         zeros = torch._foreach_mul(self.average.weights, 0.0)

@@ -106,11 +106,7 @@ class Trainer:
         if validation is not None:  # random windows train, a fixed grid of them validates
             self.validation = grid_patches(validation, recipe.data.patch)
         self.feed = Feed(
-            recipe,
-            self.predictor,
-            self.train,
-            rank=fabric.global_rank,
-            processes=fabric.world_size,
+            recipe, self.predictor, self.train, rank=fabric.global_rank, processes=fabric.world_size
         )
         self.steps_per_epoch, self.balancer = self.feed.steps_per_epoch, self.feed.balancer
         is_growing = recipe.network.kind == "growing"
@@ -135,7 +131,7 @@ class Trainer:
             self.save()
         elif self.recipe.training.calibrate:
             self.calibrate()
-        self.learner.swap_in_average()
+        self.learner.average.swap_in()
 
     def advance(self, step: int) -> None:
         """One optimiser step, and at the end of an epoch its log line, saves and pictures."""
@@ -188,7 +184,7 @@ class Trainer:
                 line["warnings"] = [*line.get("warnings", []), *doubts]
             if doubts and self.report is None:  # nobody reads the log's lines as they come
                 warnings.warn("; ".join(doubts), stacklevel=4)
-        weights = self.learner.swap_in_average()
+        weights = self.learner.average.swap_in()
         if self.validation is not None:
             scores = validate(self.predictor, self.validation, self.recipe)
             line |= self.fabric.broadcast(scores)  # all processes must draw the same conclusions
