@@ -4,8 +4,8 @@ from typing import Any
 
 import torch
 
-from posterior_trees.data.extra import own_names
 from posterior_trees.data.imageset import ImageSet, evenly_spaced, measured_batch
+from posterior_trees.data.pictures import own_names
 from posterior_trees.data.splits import files_of, fingerprint
 from posterior_trees.imaging.regions import SIDE, median_region
 from posterior_trees.measure import Measurement

@@ -3,7 +3,7 @@
 `folder/<name>/` or `folder/<name>.tar` holds the set. There are four kinds: `idx` (MNIST's files),
 `images` (files of x; the measurement y is made from x), `edges` (files of x; y is its edge map) and
 `pairs` (two channel folders in which files of one name belong together: y in `inputs`, x in
-`targets`). More sets may be added for training alone (`extra.py`).
+`targets`). More sets may be added for training alone (`pictures.py`).
 """
 
 import os
@@ -24,11 +24,16 @@ from posterior_trees.data.channels import (
     pixel_size_of,
 )
 from posterior_trees.data.edges import with_edges
-from posterior_trees.data.extra import Extended, check_extra, check_extra_images, prefix_of
 from posterior_trees.data.idx import read_idx_images
 from posterior_trees.data.imageset import ImageSet, evenly_spaced
 from posterior_trees.data.memory import free_bytes
-from posterior_trees.data.pictures import Files
+from posterior_trees.data.pictures import (
+    Extended,
+    Files,
+    check_extra,
+    check_extra_images,
+    prefix_of,
+)
 from posterior_trees.data.registry import what_to_put
 from posterior_trees.data.splits import check_split, empty, fingerprint, split_groups, split_names
 from posterior_trees.data.stream import StreamedImageSet, cover, grid_patches
