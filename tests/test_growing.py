@@ -22,8 +22,10 @@ from posterior_trees.recipe import Recipe, parse_resolved, read_recipe, write_re
 from posterior_trees.store import read_facts
 from posterior_trees.training.association.features import Inside, errors_inside, eyes_of
 from posterior_trees.training.growing import (
+    DICE,
     Asked,
     draw_levels,
+    draw_regions,
     family,
     follow,
     prices,
@@ -32,7 +34,6 @@ from posterior_trees.training.growing import (
 )
 from posterior_trees.training.objective import objective
 from posterior_trees.training.probabilities import find_logits
-from posterior_trees.training.regions import DICE, draw_regions
 from posterior_trees.training.run import read_log
 from posterior_trees.training.trainer import fit
 
