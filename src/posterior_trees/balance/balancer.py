@@ -183,8 +183,8 @@ class LeafBalancer:
         """
         is_same = (rows[:, None] == rows).to(wins.dtype)
         gains = torch.addmm(wins, is_same, wins, beta=0.0, alpha=gain)
-        parts = self.num_leaves, 1  # the columns of the leaves, and that of their total
-        (old, total), (new, m) = (t.split(parts, dim=1) for t in (self._table[rows], gains))
+        # The columns of the leaves, and that of their total.
+        (old, total), (new, m) = ((t[:, :-1], t[:, -1:]) for t in (self._table[rows], gains))
         new_total = total + m
         new.addcmul_(old, total).div_(new_total)
         self.conditional[rows], self.totals[rows] = new, new_total[:, 0]
