@@ -99,14 +99,12 @@ class Learner:
         if self.recipe.training.compile:
             has_little_data = x.numel() * self.predictor.num_leaves <= LITTLE
             self._judge = compiled(self._judge, has_little_data=has_little_data)
-            if has_little_data and self.total_steps >= MANY and self._can_compile_optimizer():
+            # A recorded step, unless gradients are scaled: that needs torch's own kernels.
+            has_scaler = getattr(self.fabric.strategy.precision, "scaler", None) is not None
+            can_compile = isinstance(self._learn, Capture) and not has_scaler
+            if can_compile and has_little_data and self.total_steps >= MANY:
                 compile_step(self.optimizer.optimizer)
         self.is_ready = True
-
-    def _can_compile_optimizer(self) -> bool:
-        """In a recorded step, unless gradients are scaled: that needs torch's own kernels."""
-        has_scaler = getattr(self.fabric.strategy.precision, "scaler", None) is not None
-        return isinstance(self._learn, Capture) and not has_scaler
 
     def epsilon(self, epoch: float | int) -> float:
         """The losers' weight after so many epochs."""

@@ -110,9 +110,14 @@ def choose_network(
     steps = recipe.training.epochs * steps_of(count, recipe.training.batch_size, recipe.data.repeat)
     numbers = count * prod(size)
     limit, free = SECONDS * max(sqrt(numbers / NUMBERS), 1), free_on(device)
+    halvings = min(max(round(log2(min(size[-2:]) / DEEPEST)), 1), 6)
 
     def rate(width: int) -> tuple[Recipe, Forecast, float]:
-        candidate = with_width(recipe, width, size)
+        network = dataclasses.replace(
+            recipe.network, decoder="shared", width=width, steps=halvings, doublings=2,
+            kind="growing" if recipe.network.kind == "growing" else "unet",
+        )  # fmt: skip
+        candidate = dataclasses.replace(recipe, network=network)
         found = forecast(candidate, size)
         seconds = found.flops / (50e9 if torch.device(device).type == "cpu" else 5e12)
         if is_measured:
@@ -134,16 +139,6 @@ def choose_network(
         f"Its {steps} steps take about {in_words(seconds)}" + (f"; {more}" if more else "")
     )
     return chosen[0]
-
-
-def with_width(recipe: Recipe, width: int, size: Size) -> Recipe:
-    """The recipe with such a network, and what else its [network] says."""
-    halvings = min(max(round(log2(min(size[-2:]) / DEEPEST)), 1), 6)
-    network = dataclasses.replace(
-        recipe.network, decoder="shared", width=width, steps=halvings, doublings=2,
-        kind="growing" if recipe.network.kind == "growing" else "unet",
-    )  # fmt: skip
-    return dataclasses.replace(recipe, network=network)
 
 
 def estimate(recipe: Recipe, count: int, size: Size, device: str | None = None) -> str:
