@@ -9,6 +9,7 @@ time, so `grid_patches` cuts a fixed grid.
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from copy import copy
 from itertools import groupby
 from os import cpu_count
 from typing import NamedTuple
@@ -82,20 +83,17 @@ class StreamedImageSet(ImageSet):
         return f"StreamedImageSet({plural(len(self), 'image')} of {self.shape}, {self.device})"
 
     def to(self, device: str | torch.device) -> "StreamedImageSet":
-        return self._like(self.items, self.nbytes, device)
+        moved = copy(self)
+        moved.device = torch.device(device)
+        return moved
 
     def subset(self, indices: Indices) -> "StreamedImageSet":
         """A set of only these images, in this order."""
-        items = [self.items[i] for i in as_index(indices).tolist()]
-        nbytes = self.nbytes * len(items) // max(len(self), 1)
-        return self._like(items, nbytes, self.device)
-
-    def _like(
-        self, items: Sequence[Item], nbytes: int, device: str | torch.device
-    ) -> "StreamedImageSet":
-        found = StreamedImageSet(self.read, items, self.shape, nbytes, device)
-        found.pixel_size = self.pixel_size
-        return found
+        part = copy(self)
+        part.items = [self.items[i] for i in as_index(indices).tolist()]
+        part.names = [item.name for item in part.items]
+        part.nbytes = self.nbytes * len(part) // max(len(self), 1)
+        return part
 
     def batch(self, indices: Indices) -> Batch:
         part = self.subset(indices)

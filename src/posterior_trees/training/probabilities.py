@@ -29,6 +29,7 @@ Deviation: the paper leaves the probabilities as trained. Off unless `training.c
 (What `ptrees calibrate` makes are guarantees, of another kind: `guarantee/`.)
 """
 
+import copy
 import json
 from typing import Any, NamedTuple
 
@@ -248,13 +249,11 @@ def calibrate(predictor: TreePredictor, images: ImageSet, recipe: Recipe) -> dic
         log_probs = before["probs"].double().clamp_min(torch.finfo(torch.float32).tiny).log()
         found = choose(log_probs, before["leaf"])
     if found.strength != 1 or found.offsets.any():
-        kept = layer.weight.detach().clone(), layer.bias.detach().clone()
+        kept = copy.deepcopy(layer.state_dict())
         found.fold_into(layer)
         after = score(predictor, images, **options)
         if not after["nll"][:, -1].mean() < before["nll"][:, -1].mean():
-            with torch.no_grad():
-                layer.weight.copy_(kept[0])
-                layer.bias.copy_(kept[1])
+            layer.load_state_dict(kept)
             found, after = unchanged(len(found.offsets)), before
     record = {"strength": found.strength, "offsets": found.offsets.tolist(), "images": len(images)}
     return {**record, **_means(before, "before"), **_means(after, "after")}
