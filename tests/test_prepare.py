@@ -13,9 +13,8 @@ from posterior_trees import cli
 from posterior_trees.errors import InputError, RecipeError
 from posterior_trees.models.checkpoint import load_recipe
 from posterior_trees.recipe import Recipe, names_network, parse_recipe
-from posterior_trees.training import forecast as forecasts
 from posterior_trees.training import prepare
-from posterior_trees.training.forecast import (
+from posterior_trees.training.prepare import (
     forecast,
     predictor_on,
     refuse_what_cannot_fit,
@@ -102,7 +101,7 @@ def test_more_processes_share_a_batch() -> None:
 def test_what_cannot_fit_is_refused_with_numbers_and_keys(
     changes, free, named, monkeypatch
 ) -> None:
-    monkeypatch.setattr(forecasts, "free_bytes", lambda: int(free))
+    monkeypatch.setattr(prepare, "free_bytes", lambda: int(free))
     recipe = make_recipe("network.c_init=4", *changes)
     with pytest.raises(RecipeError, match=named):
         refuse_what_cannot_fit(recipe, forecast(recipe, SIZE), "cpu")
@@ -112,7 +111,7 @@ def test_what_cannot_fit_is_refused_with_numbers_and_keys(
 
 def test_nothing_is_built_of_what_cannot_fit(folder, tmp_path, monkeypatch, capsys) -> None:
     """The same words from a dry run and from a run, before a step or a weight."""
-    monkeypatch.setattr(forecasts, "free_bytes", lambda: 16_000_000_000)
+    monkeypatch.setattr(prepare, "free_bytes", lambda: 16_000_000_000)
     monkeypatch.setattr(
         "posterior_trees.training.trainer.build_predictor", lambda recipe: pytest.fail("built")
     )

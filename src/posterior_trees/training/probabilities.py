@@ -30,7 +30,6 @@ Deviation: the paper leaves the probabilities as trained. Off unless `training.c
 """
 
 import copy
-import json
 from typing import Any, NamedTuple
 
 import torch
@@ -280,9 +279,7 @@ def calibrate_run(run: Run, predictor: TreePredictor, images: ImageSet) -> None:
         load_weights(network, read_tensors(run.model_file)[0], origin=str(run.model_file))
         record = calibrate(predictor, images, run.recipe)
         *lines, last = read_log(run.log_file)
-        lines.append(last | {"calibration": record})
-        text = "".join(json.dumps(line) + "\n" for line in lines)
-        store.write_bytes(run.log_file, text.encode())
+        run.write_log([*lines, last | {"calibration": record}])
         about = facts["about"] | {"calibration": record}
         save_model(run.model_file, predictor, run.recipe, about)
     finally:
