@@ -16,22 +16,20 @@ from PIL import Image
 
 from posterior_trees.data.archive import open_archive
 from posterior_trees.data.augment import check_augmentations
-from posterior_trees.data.channels import (
-    Fields,
-    check_channels,
-    folders_of,
-    open_fields,
-    pixel_size_of,
-)
 from posterior_trees.data.edges import with_edges
 from posterior_trees.data.idx import read_idx_images
 from posterior_trees.data.imageset import ImageSet, evenly_spaced
 from posterior_trees.data.memory import free_bytes
 from posterior_trees.data.pictures import (
     Extended,
+    Fields,
     Files,
+    check_channels,
     check_extra,
     check_extra_images,
+    folders_of,
+    open_fields,
+    pixel_size_of,
     prefix_of,
 )
 from posterior_trees.data.registry import what_to_put
