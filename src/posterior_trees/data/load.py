@@ -91,7 +91,7 @@ def _list(spec: DataSpec, folder: Path, split: str) -> tuple[Files | Fields, lis
         found = open_fields(folder, spec)
     else:
         archive = open_archive(folder, spec.name)
-        found = archive and Files(archive, spec)
+        found = None if archive is None else Files(archive, spec)
     if found is None:
         raise DataError(what_to_put(spec.name, folder, spec.kind, folders_of(spec)))
     shares = {"validation": spec.validation, "test": spec.test}
