@@ -23,7 +23,7 @@ from posterior_trees.predictor import TreePredictor
 from posterior_trees.recipe import Recipe
 from posterior_trees.training.association.conscience import Conscience, strength_at
 from posterior_trees.training.association.features import Part
-from posterior_trees.training.association.starts import Starts
+from posterior_trees.training.association.starts import Starts, coarse, find_centres
 from posterior_trees.training.devices import gather_leaves, sum_over_processes
 from posterior_trees.training.health import Health
 from posterior_trees.training.objective import objective, rules_of
@@ -181,8 +181,9 @@ class Learner:
     ) -> None:
         """Find the centres that leaves begin at, from images and their measurements."""
         self.network.eval()
-        missed = (x - self.predictor(y).root for x, y in batches)
-        centres = self.starts.find(missed, generator)
+        part, missed = self.starts.part, (x - self.predictor(y).root for x, y in batches)
+        rows = torch.cat([coarse(part.of(residuals)) for residuals in missed])
+        centres = find_centres(rows, self.predictor.branching, generator)
         self.starts.take(self.fabric.broadcast(centres))
 
     def _mean(self, values: Tensor) -> Tensor:

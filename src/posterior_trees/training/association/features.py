@@ -36,7 +36,6 @@ from torch import Tensor
 
 from posterior_trees.errors import RecipeError
 from posterior_trees.networks.head import mean_inside
-from posterior_trees.recipe.sections import FEATURES
 from posterior_trees.training.association import Errors, Rule
 from posterior_trees.tree import Tree
 
@@ -82,8 +81,8 @@ def errors_inside(
 
 def eyes_of(features: str) -> Eyes:
     r"""The $\varphi$ that a recipe names."""
-    ours = {"pixels": lambda images: images, "shape": shape, "edges": edges}
-    if features in FEATURES:
+    ours: dict[str, Eyes] = {"pixels": lambda images: images, "shape": shape, "edges": edges}
+    if features in ours:
         return ours[features]
     try:
         found: Any = pkgutil.resolve_name(features)

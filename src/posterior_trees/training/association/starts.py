@@ -17,7 +17,7 @@ centre is a mean, and knows no detail. With `loss.focus` it is that of a part (`
 Deviation: the paper leaves it to the annealing. Off unless `loss.guided_epochs` is above 0.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import torch
 from jaxtyping import Float
@@ -59,13 +59,6 @@ class Starts(Rule):
             size = coarse(self.part.of(image).unsqueeze(0)).shape[1]
             sizes = level_sizes(self.branching)
             self.centres = [torch.zeros(nodes, size, device=image.device) for nodes in sizes]
-
-    def find(
-        self, missed: Iterable[Float[Tensor, "b *shape"]], generator: torch.Generator
-    ) -> list[Float[Tensor, "_ d"]]:
-        """Centres of what the root misses."""
-        rows = torch.cat([coarse(self.part.of(part)) for part in missed])
-        return find_centres(rows, self.branching, generator)
 
     def take(self, centres: Sequence[Float[Tensor, "_ d"]]) -> None:
         """Begin at these centres; they go where a recorded step reads them."""
