@@ -88,16 +88,10 @@ class Feed:
             )
         spec = recipe.balancer
         self.balancer = LeafBalancer(
-            predictor.num_leaves,
-            len(images),
-            ridge=spec.ridge,
-            floor=spec.floor,
-            greedy=spec.is_greedy,
-            window=spec.is_windowed,
-            exact=spec.is_exact,
-            refresh_every=spec.refresh_every,
-            device=predictor.device,
-        )
+            predictor.num_leaves, len(images), ridge=spec.ridge, floor=spec.floor,
+            greedy=spec.is_greedy, window=spec.is_windowed, exact=spec.is_exact,
+            refresh_every=spec.refresh_every, device=predictor.device,
+        )  # fmt: skip
         self.ones = torch.ones(self.batch_size // processes, device=predictor.device)
 
     def draw(self, step: int) -> Tensor:
