@@ -35,13 +35,7 @@ from posterior_trees.data.pictures import (
 from posterior_trees.data.registry import what_to_put
 from posterior_trees.data.splits import check_split, empty, fingerprint, split_groups, split_names
 from posterior_trees.data.stream import StreamedImageSet, cover, grid_patches
-from posterior_trees.data.values import (
-    block_side,
-    check_values,
-    is_adjusted,
-    with_shift,
-    with_values,
-)
+from posterior_trees.data.values import block_side, check_values, is_adjusted, with_values
 from posterior_trees.errors import DataError, plural
 from posterior_trees.imaging.decode import fit
 from posterior_trees.recipe.sections import DataSpec
@@ -68,8 +62,7 @@ def load_split(
     if split == "train" and isinstance(found, Files):
         found.check_are_images()
     streamed = _stream(spec, found, names)
-    if spec.scale != 1 or is_adjusted(spec) or isinstance(found, Fields):
-        streamed.read = with_values(streamed.read, spec)
+    streamed.read = with_values(streamed.read, spec)
     if split == "train" and spec.kind == "pairs" and not spec.size:
         some = [found.path(names[i]) for i in evenly_spaced(len(names), ASKED)]
         if side := pixel_size_of(some):
@@ -77,8 +70,6 @@ def load_split(
     if spec.kind == "edges":
         sets = {"": spec.name} | {prefix_of(name): name for name in spec.extra}
         streamed.read = with_edges(streamed.read, folder, sets)
-    if any(spec.shift):
-        streamed.read = with_shift(streamed.read, spec.shift)
     limit = free_bytes() // 2 if resident_limit_bytes is None else resident_limit_bytes
     if streamed.nbytes > limit:
         return streamed

@@ -79,7 +79,8 @@ def options_of(spec: DataSpec) -> str:
 
 
 def with_values(read: Callable[[str], RawPair], spec: DataSpec) -> Callable[[str], Pair]:
-    """A reader that gives what the network is to see, in 16 bits where values were adjusted."""
+    """A reader that gives what the network is to see, in 16 bits where values were adjusted, and y
+    moved by `data.shift`, rows down and columns to the right."""
     of_y, of_x = adjustments(spec)
     block = block_side(spec)
 
@@ -95,19 +96,10 @@ def with_values(read: Callable[[str], RawPair], spec: DataSpec) -> Callable[[str
 
     def taken(name: str) -> Pair:
         x, y = read(name)
-        return take(x, of_x, name), None if y is None else take(y, of_y, name)
+        x, y = take(x, of_x, name), None if y is None else take(y, of_y, name)
+        return x, y if y is None or not any(spec.shift) else move(y, spec.shift)
 
     return taken
-
-
-def with_shift(read: Callable[[str], Pair], shift: Sequence[float]) -> Callable[[str], Pair]:
-    """A reader of pairs whose y is moved by `shift`, rows down and columns to the right."""
-
-    def moved(file: str) -> Pair:
-        x, y = read(file)
-        return x, None if y is None else move(y, shift)
-
-    return moved
 
 
 def move(pixels: Pixels, shift: Sequence[float]) -> Pixels:
