@@ -2,8 +2,8 @@ r"""What a tree learns from one batch: losses, gradients, the optimiser's step, 
 
 A step is a function of tensors only. What changes from step to step (learning rates, $\varepsilon$,
 the average's share, …) is put into one tensor first, and all it takes note of stays in its place,
-so that on CUDA the step can be recorded once and replayed (`capture.py`); it can also be compiled,
-and shared by processes (`devices.py`).
+so that on CUDA the step can be recorded once and replayed (`fast/graph.py`); it can also be
+compiled, and shared by processes (`devices.py`).
 """
 
 from collections.abc import Iterable
