@@ -33,9 +33,9 @@ from posterior_trees.data import (
 )
 from posterior_trees.data.archive import open_archive
 from posterior_trees.data.augment import transform
-from posterior_trees.data.patches import cover
-from posterior_trees.data.shift import move
 from posterior_trees.data.splits import SPLITS, split_names, well
+from posterior_trees.data.stream import cover
+from posterior_trees.data.values import move
 from posterior_trees.errors import DataError
 from posterior_trees.imaging.decode import decode, read_header
 from posterior_trees.recipe.sections import DataSpec

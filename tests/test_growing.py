@@ -22,8 +22,10 @@ from posterior_trees.recipe import Recipe, parse_resolved, read_recipe, write_re
 from posterior_trees.store import read_facts
 from posterior_trees.training.association.features import Inside, errors_inside, eyes_of
 from posterior_trees.training.growing import (
+    DICE,
     Asked,
     draw_levels,
+    draw_regions,
     family,
     follow,
     prices,
@@ -32,7 +34,6 @@ from posterior_trees.training.growing import (
 )
 from posterior_trees.training.objective import objective
 from posterior_trees.training.probabilities import find_logits
-from posterior_trees.training.regions import DICE, draw_regions
 from posterior_trees.training.run import read_log
 from posterior_trees.training.trainer import fit
 
@@ -73,7 +74,7 @@ def test_asked_for_everything_at_the_top_it_is_the_loss_of_a_one_pass_tree(recip
     predictor = make_growing(recipe(*GROWING, "tree.depth=1", "measurement.kind=denoise"))
     x, y, region = ask_for(predictor, 6)
     everything, one = Asked(x, y, torch.ones_like(region)), torch.ones(6, dtype=torch.long)
-    root, parent = walk(predictor, predictor.network, everything, one, PIXELS)
+    root, parent = walk(predictor, everything, one, PIXELS)
     leaves = predictor.network(*questions(predictor, everything, root, parent, one))
     tree = family(predictor, leaves, y, root)
     rules = [Inside(everything.region, PIXELS)]
@@ -133,7 +134,7 @@ def test_the_walk_ends_at_the_truths_node_above_its_level(recipe, trunk):
     for seed in range(6):
         level = draw_levels(7, 3, seeded(seed))
         assert set(level.tolist()) == {1, 2, 3}
-        node, parent = walk(predictor, predictor.network, asked, level, PIXELS)
+        node, parent = walk(predictor, asked, level, PIXELS)
         for i, number in enumerate(level.tolist()):
             torch.testing.assert_close(node[i], path[number - 1][i])
             torch.testing.assert_close(parent[i], path[max(number - 2, 0)][i])
@@ -187,7 +188,7 @@ def test_what_a_step_keeps_does_not_grow_with_the_depth(recipe):
         asked, level = ask_for(predictor, 4), draw_levels(4, levels, seeded())
         kept = Kept(predictor)
         with torch.autograd.graph.saved_tensors_hooks(kept.keep, lambda tensor: tensor):
-            node, parent = walk(predictor, predictor.network, asked, level, PIXELS)
+            node, parent = walk(predictor, asked, level, PIXELS)
             leaves = predictor.network(*questions(predictor, asked, node, parent, level))
             tree = family(predictor, leaves, asked.y, node)
             objective(tree, asked.x, 0.1, [Inside(asked.region, PIXELS)]).squared.sum().backward()
@@ -245,7 +246,7 @@ def test_nothing_of_a_step_waits_for_the_device(recipe):
         whole = open_part(predictor.measurement, x)
         asked = Asked(x, predictor.measure(x), draw_regions(torch.rand(5, DICE), whole, 0.5))
         level = torch.ones(5, dtype=torch.long)
-        node, parent = walk(predictor, predictor.network, asked, level, eyes_of("edges"))
+        node, parent = walk(predictor, asked, level, eyes_of("edges"))
         leaves = predictor.network(*questions(predictor, asked, node, parent, level))
     assert family(predictor, leaves, asked.y, node).leaves.shape == (5, 2, 3, 8, 8)
 

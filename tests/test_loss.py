@@ -6,8 +6,8 @@ import pytest
 import torch
 from test_tree import random_tree
 
-from posterior_trees import epsilon_at, grow, probability_loss, tree_loss
-from posterior_trees.training.association.surprise import Surprise, costs, per_level
+from posterior_trees import Tree, epsilon_at, grow, probability_loss, tree_loss
+from posterior_trees.training.association.surprise import Surprise
 from posterior_trees.training.objective import objective
 
 
@@ -133,15 +133,16 @@ def test_every_level_may_have_a_rate_of_its_own():
     tree, x = setup()
     errors = tree.errors(x)
     for rates, level in (([0.3, 0.0], 1), ([0.0, 0.3], 2)):
-        mixed, both = costs(tree, errors, rates), costs(tree, errors, 0.3)
+        mixed, both = (Surprise(rate).adjust(tree, x, errors) for rate in (rates, 0.3))
         assert torch.equal(mixed[level], both[level])
         assert torch.equal(mixed[3 - level], errors[3 - level])
     same = objective(tree, x, 0.1, [Surprise((0.2,))]).squared
     assert torch.equal(same, objective(tree, x, 0.1, [Surprise([0.2, 0.2])]).squared)
     assert torch.equal(same, objective(tree, x, 0.1, [Surprise(0.2)]).squared)
-    assert per_level([0.1, 0.2], 0) == []
+    root = Tree(tree.images[:1], tree.log_probs[:1], ())
+    assert len(Surprise([0.1, 0.2]).adjust(root, x, errors[:1])) == 1
     with pytest.raises(ValueError, match="3 rates for a tree of depth 2"):
-        costs(tree, errors, [0.1, 0.2, 0.3])
+        Surprise([0.1, 0.2, 0.3]).adjust(tree, x, errors)
 
 
 def test_a_rate_moves_the_border_between_two_leaves_towards_the_rarer():
@@ -152,7 +153,7 @@ def test_a_rate_moves_the_border_between_two_leaves_towards_the_rarer():
     log_probs = torch.tensor([p, 1 - p], dtype=torch.float64).log().expand(len(z), 2)
     tree = grow(leaves, log_probs, 2)
     errors = tree.errors(z)
-    first = tree.winners(costs(tree, errors, rate))[0][:, 0] == 0
+    first = tree.winners(Surprise(rate).adjust(tree, z, errors))[0][:, 0] == 0
     border = 0.5 + 0.5 * rate * errors[0][:, 0] * math.log(p / (1 - p))
     assert torch.equal(first, z[:, 0] <= border)
     assert (border > 0.5).all()

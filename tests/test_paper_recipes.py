@@ -16,8 +16,7 @@ from posterior_trees import cli, store
 from posterior_trees.metrics import summarize
 from posterior_trees.models.build import build_measurement, build_network
 from posterior_trees.networks import UNet
-from posterior_trees.recipe import Recipe, parse_recipe, read_recipe, write_recipe
-from posterior_trees.recipe.tasks import TASKS
+from posterior_trees.recipe import TASKS, Recipe, parse_recipe, read_recipe, write_recipe
 
 FOLDER = Path(__file__).parents[1] / "recipes"
 PAPER = sorted((FOLDER / "paper").glob("*.toml"))

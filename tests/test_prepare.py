@@ -13,9 +13,8 @@ from posterior_trees import cli
 from posterior_trees.errors import InputError, RecipeError
 from posterior_trees.models.checkpoint import load_recipe
 from posterior_trees.recipe import Recipe, names_network, parse_recipe
-from posterior_trees.training import forecast as forecasts
-from posterior_trees.training import suited
-from posterior_trees.training.forecast import (
+from posterior_trees.training import prepare
+from posterior_trees.training.prepare import (
     forecast,
     predictor_on,
     refuse_what_cannot_fit,
@@ -46,7 +45,7 @@ def ptrees(folder: Path, *words: object) -> int:
 def timed_as(monkeypatch, seconds_per_flop: float) -> None:
     """On a machine of such a speed."""
     monkeypatch.setattr(
-        suited, "time_step", lambda recipe, size, flops, _: flops * seconds_per_flop
+        prepare, "time_step", lambda recipe, size, flops, _: flops * seconds_per_flop
     )
 
 
@@ -102,7 +101,7 @@ def test_more_processes_share_a_batch() -> None:
 def test_what_cannot_fit_is_refused_with_numbers_and_keys(
     changes, free, named, monkeypatch
 ) -> None:
-    monkeypatch.setattr(forecasts, "free_bytes", lambda: int(free))
+    monkeypatch.setattr(prepare, "free_bytes", lambda: int(free))
     recipe = make_recipe("network.c_init=4", *changes)
     with pytest.raises(RecipeError, match=named):
         refuse_what_cannot_fit(recipe, forecast(recipe, SIZE), "cpu")
@@ -112,7 +111,7 @@ def test_what_cannot_fit_is_refused_with_numbers_and_keys(
 
 def test_nothing_is_built_of_what_cannot_fit(folder, tmp_path, monkeypatch, capsys) -> None:
     """The same words from a dry run and from a run, before a step or a weight."""
-    monkeypatch.setattr(forecasts, "free_bytes", lambda: 16_000_000_000)
+    monkeypatch.setattr(prepare, "free_bytes", lambda: 16_000_000_000)
     monkeypatch.setattr(
         "posterior_trees.training.trainer.build_predictor", lambda recipe: pytest.fail("built")
     )
@@ -164,7 +163,7 @@ def chosen(count: int, speed: float, monkeypatch, size=(1, 28, 28), text: str = 
     timed_as(monkeypatch, speed)
     of = f"measurement.of={list(size[1:])}"
     recipe = parse_recipe(text, [of, "training.epochs=20", "training.batch_size=32"])
-    return suited.choose_network(recipe, size, count, "cpu", lambda _: None)
+    return prepare.choose_network(recipe, size, count, "cpu", lambda _: None)
 
 
 def test_the_network_suits_pictures_and_machine(monkeypatch) -> None:
@@ -172,7 +171,7 @@ def test_the_network_suits_pictures_and_machine(monkeypatch) -> None:
     small = chosen(3000, laptop, monkeypatch).network
     assert (small.kind, small.decoder, small.steps) == ("unet", "shared", 2)
     assert chosen(3000, server, monkeypatch).network.width > small.width
-    assert chosen(3000, 100 * laptop, monkeypatch).network.width == suited.WIDTHS[0]
+    assert chosen(3000, 100 * laptop, monkeypatch).network.width == prepare.WIDTHS[0]
     few = chosen(40, server, monkeypatch).network  # fewer weights than the pictures have numbers
     assert few.width < chosen(3000, server, monkeypatch).network.width
     assert chosen(3000, server, monkeypatch, (1, 128, 128)).network.steps == 4
@@ -223,9 +222,9 @@ def test_a_recipe_that_names_a_network_keeps_it(folder, tmp_path, monkeypatch, c
 
 
 def test_processes_choose_alike_without_measuring(monkeypatch) -> None:
-    monkeypatch.setattr(suited, "time_step", lambda *_: pytest.fail("measured"))
+    monkeypatch.setattr(prepare, "time_step", lambda *_: pytest.fail("measured"))
     recipe = parse_recipe(OPEN)
-    suited.choose_network(recipe, SIZE, 3000, "cpu", print, is_measured=False)
+    prepare.choose_network(recipe, SIZE, 3000, "cpu", print, is_measured=False)
 
 
 def write_pictures(folder: Path, count: int) -> None:

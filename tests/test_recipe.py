@@ -8,9 +8,15 @@ from posterior_trees.errors import RecipeError
 from posterior_trees.measure import Colorize, Denoise, Downsample, Inpaint, Paired
 from posterior_trees.models.build import build_measurement, build_predictor
 from posterior_trees.models.checkpoint import load_recipe
-from posterior_trees.recipe import Recipe, parse_recipe, parse_resolved, read_recipe, write_recipe
+from posterior_trees.recipe import (
+    TASKS,
+    Recipe,
+    parse_recipe,
+    parse_resolved,
+    read_recipe,
+    write_recipe,
+)
 from posterior_trees.recipe.sections import DataSpec
-from posterior_trees.recipe.tasks import TASKS
 
 DIGITS = 'task = "digits_inpaint"\n'
 OWN = """

@@ -7,7 +7,7 @@ from tiny import make_tree
 from posterior_trees import psnr
 from posterior_trees.models.build import build_predictor
 from posterior_trees.predictor import evaluating
-from posterior_trees.training.association import starts
+from posterior_trees.training import learn
 from posterior_trees.training.association.conscience import Conscience
 from posterior_trees.training.association.starts import (
     SIDE,
@@ -148,7 +148,7 @@ def test_centres_are_those_of_what_the_network_predicts(tmp_path, recipe, blobs,
         return find(rows, *options)
 
     monkeypatch.setattr(Learner, "seed", spy)
-    monkeypatch.setattr(starts, "find_centres", noting)
+    monkeypatch.setattr(learn, "find_centres", noting)
     changes = ("loss.guided_epochs=1", "loss.epsilon_start=1", "training.epochs=2",
                "network.dropout=0.5", "network.head_norm=batch",
                "network.head_dropout=0.5")  # fmt: skip

@@ -11,8 +11,7 @@ from posterior_trees.errors import ModelError
 from posterior_trees.models import shelf
 from posterior_trees.models.build import build_predictor
 from posterior_trees.models.checkpoint import find_model, save_model
-from posterior_trees.recipe import parse_recipe
-from posterior_trees.recipe.tasks import TASKS
+from posterior_trees.recipe import TASKS, parse_recipe
 
 SMALL = ("data.size=[32,32]", "tree.depth=1", "network.c_init=1", "network.steps=2")
 

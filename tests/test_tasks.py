@@ -16,8 +16,7 @@ from posterior_trees.data import grid_patches, load_evaluation, load_split
 from posterior_trees.errors import RecipeError
 from posterior_trees.measure import Colorize, Inpaint, Paired
 from posterior_trees.models.build import build_measurement, build_predictor
-from posterior_trees.recipe import Recipe, parse_recipe, read_recipe, write_recipe
-from posterior_trees.recipe.tasks import TASKS
+from posterior_trees.recipe import TASKS, Recipe, parse_recipe, read_recipe, write_recipe
 from posterior_trees.training.association.conscience import LIMIT, RATE, Conscience, strength_at
 from posterior_trees.training.feed import Feed
 from posterior_trees.training.objective import objective

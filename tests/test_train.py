@@ -46,7 +46,7 @@ from posterior_trees.recipe.sections import OptimizerSpec
 from posterior_trees.seeding import seed_device
 from posterior_trees.training import learn, optimize
 from posterior_trees.training.devices import make_fabric
-from posterior_trees.training.feed import Feed
+from posterior_trees.training.feed import Feed, Order
 from posterior_trees.training.health import (
     Health,
     idle_options,
@@ -55,7 +55,6 @@ from posterior_trees.training.health import (
 )
 from posterior_trees.training.objective import Objective
 from posterior_trees.training.optimize import Schedule, load_slots, make_optimizer
-from posterior_trees.training.order import Order
 from posterior_trees.training.run import Run, read_log
 from posterior_trees.training.trainer import Trainer, fit
 

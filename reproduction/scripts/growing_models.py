@@ -28,8 +28,7 @@ from posterior_trees.predictor import GrowingPredictor, grow_each
 from posterior_trees.predictor.region import open_part
 from posterior_trees.seeding import step_generator
 from posterior_trees.training.association.features import errors_inside, eyes_of
-from posterior_trees.training.growing import Asked, follow
-from posterior_trees.training.regions import DICE, draw_regions
+from posterior_trees.training.growing import DICE, Asked, draw_regions, follow
 
 BATCH, NODES, PURPOSE = 64, 13, 17
 PIXELS = eyes_of("pixels")

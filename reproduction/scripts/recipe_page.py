@@ -14,9 +14,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from posterior_trees.recipe import TASKS
 from posterior_trees.recipe.recipe import Recipe
 from posterior_trees.recipe.section import types_of
-from posterior_trees.recipe.tasks import TASKS
 
 HEAD = "| key | default | meaning |\n|---|---|---|\n"
 

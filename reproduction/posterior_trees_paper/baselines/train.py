@@ -29,8 +29,8 @@ from posterior_trees.lock import hold
 from posterior_trees.models.checkpoint import best_device, provenance
 from posterior_trees.recipe import Recipe
 from posterior_trees.seeding import seed_device, step_generator
+from posterior_trees.training.feed import Order
 from posterior_trees.training.optimize import Average, Schedule, load_slots
-from posterior_trees.training.order import Order
 from posterior_trees.training.run import Run, check_folder, describe_images
 from posterior_trees_paper.baselines.sampling import Baseline, make_learner, save_baseline
 from posterior_trees_paper.baselines.spec import BaselineSpec, spec_to_facts
@@ -191,8 +191,7 @@ class Loop:
 
     def swap_in_average(self) -> dict[str, Tensor]:
         """Put the averaged weights into the network; returns those that were there."""
-        before = {k: v.clone() for k, v in self.learner.network.state_dict().items()}
-        self.learner.network.load_state_dict({**before, **self.average.values})
+        before = self.average.swap_in()
         self.learner.network.eval()
         return before
 

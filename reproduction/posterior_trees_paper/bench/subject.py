@@ -9,8 +9,7 @@ from torch import Tensor, nn
 from posterior_trees.errors import InputError
 from posterior_trees.models.build import build_predictor
 from posterior_trees.predictor import Predictor, TreePredictor
-from posterior_trees.recipe import Recipe, parse_recipe, read_recipe
-from posterior_trees.recipe.tasks import TASKS
+from posterior_trees.recipe import TASKS, Recipe, parse_recipe, read_recipe
 
 PAPER = 'task = "faces_eyes"'
 """The paper's network, whatever our recipe for eyes has: a recipe's defaults."""

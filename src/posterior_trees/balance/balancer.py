@@ -33,8 +33,14 @@ import torch
 from jaxtyping import Float, Float64, Int, Int64
 from torch import Tensor
 
-from posterior_trees.balance.batches import put_in_order, sweep, take_furthest_behind
-from posterior_trees.balance.shares import closed_form, exact_form, limit_shares
+from posterior_trees.balance.shares import (
+    closed_form,
+    exact_form,
+    limit_shares,
+    put_in_order,
+    sweep,
+    take_furthest_behind,
+)
 from posterior_trees.errors import InputError
 from posterior_trees.seeding import make_marks
 
@@ -177,7 +183,8 @@ class LeafBalancer:
         """
         is_same = (rows[:, None] == rows).to(wins.dtype)
         gains = torch.addmm(wins, is_same, wins, beta=0.0, alpha=gain)
-        (old, total), (new, m) = (_parts(table) for table in (self._table[rows], gains))
+        # The columns of the leaves, and that of their total.
+        (old, total), (new, m) = ((t[:, :-1], t[:, -1:]) for t in (self._table[rows], gains))
         new_total = total + m
         new.addcmul_(old, total).div_(new_total)
         self.conditional[rows], self.totals[rows] = new, new_total[:, 0]
@@ -301,11 +308,6 @@ class LeafBalancer:
         self.size = int(state.get("size", 0))
         waiting = state.get("waiting")
         self._waiting = [] if waiting is None else [waiting.to(self._home, copy=True)]
-
-
-def _parts(table: Tensor) -> tuple[Tensor, Tensor]:
-    """The columns of the leaves, and that of their total."""
-    return table[:, :-1], table[:, -1:]
 
 
 def _check(holds: bool, value: str, limit: str, fix: str) -> None:

@@ -1,16 +1,25 @@
-r"""Drawing probabilities that make all leaves equally frequent; see `balance.py` for the problem.
+r"""Drawing probabilities that make all leaves equally frequent; see `balancer.py` for the problem.
 
 `closed_form` drops the inequality as the paper does, `exact_form` keeps it. Both take
 $P_{ij} = p(\text{leaf } i \mid \text{sample } j)$ transposed, one row per sample. `limit_shares`
-makes of their q one that batches of different samples can serve.
+makes of their q one that batches of different samples can serve: all samples of a batch are
+different, so that no $q_j$ may exceed $1/B$.
+
+Which samples make the next batches is said by `take_furthest_behind`, which goes by what each
+sample is owed, and is exact over time, or by `sweep`, which goes by chance. `marks` are those of
+`seeding.make_marks`: luck is made where the samples are.
 """
 
 import functools
 import math
 
 import torch
-from jaxtyping import Float64
+from jaxtyping import Float64, Int64
 from torch import Tensor
+
+from posterior_trees.seeding import shake
+
+DIGITS = 9  # of a debt; smaller differences are no preference, and leave bits for a random order
 
 
 def closed_form(
@@ -77,8 +86,7 @@ def exact_form(
         d = -torch.linalg.solve(curvature, gradient)
         linear = float(pull * (w - w.mean()) @ d - d.mean())
         quadratic = float(pull * (d - d.mean()) @ d)
-        ray = _Ray(scores, conditional @ d, linear, quadratic, floor)
-        w, before = w + ray.bottom() * d, free
+        w, before = w + _bottom(scores, conditional @ d, linear, quadratic, floor) * d, free
     return _lift(conditional @ w - floor, floor), w
 
 
@@ -113,35 +121,28 @@ def _rows_of_limits(
     return torch.cat([slope, none]).to(device), torch.cat([-k / size * slope, none]).to(device)
 
 
-class _Ray:
-    """F along one direction: its derivative rises, in straight pieces, from below 0 to above."""
+def _bottom(scores: Tensor, change: Tensor, linear: float, quadratic: float, floor: float) -> float:
+    """The step along one direction at which F' has all but vanished: Newton, kept inside a
+    shrinking bracket. F' rises, in straight pieces, from below 0 to above."""
 
-    def __init__(
-        self, scores: Tensor, change: Tensor, linear: float, quadratic: float, floor: float
-    ) -> None:
-        self.scores, self.change, self.floor = scores, change, floor
-        self.linear, self.quadratic = linear, quadratic
-
-    def slopes(self, step: float) -> tuple[float, float]:
+    def slopes(step: float) -> tuple[float, float]:
         """F' and F'' after `step`."""
-        scores = self.scores + step * self.change
-        first = (self.change * scores.clamp_min(self.floor)).mean()
-        second = (self.change.square() * (scores > self.floor)).mean()
-        return self.linear + step * self.quadratic + float(first), self.quadratic + float(second)
+        there = scores + step * change
+        first = float((change * there.clamp_min(floor)).mean())
+        second = float((change.square() * (there > floor)).mean())
+        return linear + step * quadratic + first, quadratic + second
 
-    def bottom(self) -> float:
-        """The step at which F' has all but vanished: Newton, kept inside a shrinking bracket."""
-        enough = 0.1 * abs(self.slopes(0.0)[0])
-        low, high, step = 0.0, math.inf, 1.0
-        for _ in range(40):
-            first, second = self.slopes(step)
-            if abs(first) <= enough:
-                break
-            low, high = (step, high) if first < 0 else (low, step)
-            step = step - first / second if second > 0 else math.inf
-            if not low < step < high:
-                step = 2 * low if math.isinf(high) else (low + high) / 2
-        return step
+    enough = 0.1 * abs(slopes(0.0)[0])
+    low, high, step = 0.0, math.inf, 1.0
+    for _ in range(40):
+        first, second = slopes(step)
+        if abs(first) <= enough:
+            break
+        low, high = (step, high) if first < 0 else (low, step)
+        step = step - first / second if second > 0 else math.inf
+        if not low < step < high:
+            step = 2 * low if math.isinf(high) else (low + high) / 2
+    return step
 
 
 def _lift(excess: Tensor, floor: float) -> Tensor:
@@ -163,3 +164,55 @@ def _eye_and_ones(
 ) -> tuple[Float64[Tensor, "leaves leaves"], Float64[Tensor, "leaves 1"]]:
     eye = torch.eye(leaves, dtype=torch.float64, device=device)
     return eye, eye.new_ones(leaves, 1)
+
+
+def sweep(
+    q: Float64[Tensor, "samples"],
+    size: int,
+    marks: Int64[Tensor, "samples"],
+    generator: torch.Generator | None,
+) -> Int64[Tensor, "b"]:
+    """Systematic sampling: lay the samples in random order along a line, each as long as size times
+    its q, at most 1, and take those under points at distances of 1."""
+    order = shake(marks, generator).argsort()
+    start = shake(marks[:1], generator).to(q.dtype).mul_(2.0**-64).add_(0.5)
+    ends = q[order].mul_(size).cumsum(0)
+    points = torch.arange(size, device=q.device).add(start)
+    return order[torch.searchsorted(ends, points, right=True).clamp_max_(len(q) - 1)]
+
+
+def take_furthest_behind(
+    behind: Float64[Tensor, "samples"],
+    size: int,
+    batches: int,
+    marks: Int64[Tensor, "samples"],
+    generator: torch.Generator | None,
+) -> Int64[Tensor, "batches b"]:
+    """Batches of those furthest behind, each of different samples; who is owed x draws competes
+    with x, x - 1, x - 2, … for places in as many of them. What is drawn is no longer owed: `behind`
+    changes in place."""
+    order = put_in_order(behind, marks, generator)
+    chosen = order.topk(min(batches * size, len(behind))).indices
+    owed = behind[chosen]
+    if batches == 1:
+        drawn, times = chosen, 1.0
+    else:
+        turns = torch.arange(batches, device=behind.device)
+        wishes = (order[chosen].unsqueeze(1) - turns).flatten()
+        # In order of samples, so that those of one go to different batches.
+        granted = wishes.topk(batches * size).indices.sort().values
+        drawn = chosen[granted // batches]
+        times = torch.zeros_like(wishes).index_fill_(0, granted, 1.0).reshape(-1, batches).sum(1)
+    behind[chosen] = owed - times
+    return drawn.reshape(size, batches).T.contiguous()
+
+
+def put_in_order(
+    behind: Float64[Tensor, "samples"],
+    marks: Int64[Tensor, "samples"],
+    generator: torch.Generator | None,
+) -> Float64[Tensor, "samples"]:
+    """How far samples are behind, with equals in random order: luck is at most a quarter of the
+    last digit that counts."""
+    luck = shake(marks, generator)
+    return behind.round(decimals=DIGITS).add_(luck, alpha=2.0**-65 * 0.1**DIGITS)

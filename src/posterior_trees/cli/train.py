@@ -87,7 +87,7 @@ def progress_of(
     recipe: "Recipe", count: int, is_alone: bool, is_first: bool, arguments: argparse.Namespace
 ) -> "Progress":
     from posterior_trees.progress import Progress
-    from posterior_trees.training.order import steps_of
+    from posterior_trees.training.feed import steps_of
 
     title = f"training {recipe.task or arguments.recipe.stem}"
     steps = steps_of(count, recipe.training.batch_size, recipe.data.repeat)

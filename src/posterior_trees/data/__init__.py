@@ -4,14 +4,12 @@
 them by a rule and keeps them as 8- or 16-bit integers; `batch` gives float32 in [0, 1].
 """
 
-from posterior_trees.data.augment import AUGMENTATIONS, augment, check_augmentations
+from posterior_trees.data.augment import augment
 from posterior_trees.data.download import download
 from posterior_trees.data.edges import draw_edges, store_edges
-from posterior_trees.data.extra import own_names, prefix_of
 from posterior_trees.data.idx import read_idx
-from posterior_trees.data.imageset import ImageSet, evenly_spaced
+from posterior_trees.data.imageset import ImageSet, evenly_spaced, measure_each, measured_batch
 from posterior_trees.data.load import (
-    check_spec,
     describe_other_images,
     find_folder,
     list_names,
@@ -19,8 +17,7 @@ from posterior_trees.data.load import (
     load_images,
     load_split,
 )
-from posterior_trees.data.measured import measure_each, measured_batch
-from posterior_trees.data.patches import grid_patches
-from posterior_trees.data.report import Row, report, status
+from posterior_trees.data.pictures import own_names
+from posterior_trees.data.report import report, status
 from posterior_trees.data.splits import files_of, find_groups, fingerprint, image_of
-from posterior_trees.data.stream import StreamedImageSet
+from posterior_trees.data.stream import StreamedImageSet, grid_patches

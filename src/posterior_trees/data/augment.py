@@ -56,7 +56,7 @@ def augment(
         angle, scale = random[:, 0] * math.radians(DEGREES), 1 + random[:, 1] * SCALE
         images = transform(images, angle, scale, random[:, 2:] * SHIFT_PIXELS)
     if "flip" in names:
-        images = _where(_coins(images, generator), images.flip(3), images)
+        images = _sometimes(images.flip(3), images, generator)
     if "symmetries" in names:
         images = _symmetries(images, generator)
     if "brightness" in names:
@@ -135,9 +135,9 @@ def _symmetries(
             f"augmentation 'symmetries' turns images by 90°, but they are {h}×{w}: "
             "use 'flip', or set data.patch or a square data.size"
         )
-    images = _where(_coins(images, generator), images.transpose(2, 3), images)
-    images = _where(_coins(images, generator), images.flip(2), images)
-    return _where(_coins(images, generator), images.flip(3), images)
+    images = _sometimes(images.transpose(2, 3), images, generator)
+    images = _sometimes(images.flip(2), images, generator)
+    return _sometimes(images.flip(3), images, generator)
 
 
 def _uniform(like: Tensor, count: int, generator: torch.Generator | None) -> Tensor:
@@ -147,9 +147,6 @@ def _uniform(like: Tensor, count: int, generator: torch.Generator | None) -> Ten
     return numbers.to(like.device, like.dtype, non_blocking=True)
 
 
-def _coins(like: Tensor, generator: torch.Generator | None) -> Tensor:
-    return _uniform(like, 1, generator)[:, 0] < 0.5
-
-
-def _where(choose: Tensor, chosen: Tensor, other: Tensor) -> Tensor:
-    return torch.where(choose[:, None, None, None], chosen, other)
+def _sometimes(changed: Tensor, images: Tensor, generator: torch.Generator | None) -> Tensor:
+    """Half of the images changed."""
+    return torch.where(_uniform(images, 1, generator)[..., None, None] < 0.5, changed, images)

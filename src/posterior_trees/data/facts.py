@@ -1,13 +1,11 @@
 """What a model remembers of its training images, and what may be wrong with them."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 
-from posterior_trees.data.extra import own_names
-from posterior_trees.data.imageset import ImageSet, evenly_spaced
-from posterior_trees.data.measured import measured_batch
+from posterior_trees.data.imageset import ImageSet, evenly_spaced, measured_batch
+from posterior_trees.data.pictures import own_names
 from posterior_trees.data.splits import files_of, fingerprint
 from posterior_trees.imaging.regions import SIDE, median_region
 from posterior_trees.measure import Measurement
@@ -46,21 +44,19 @@ def region_quantiles(images: ImageSet) -> list[float] | None:
     """The 5, 50 and 95 % quantiles of the medians of a set's clean images, which a model keeps in
     `about["region_pixels"]`; None unless they are grey, one of a pair each, and at least ten have
     enough regions."""
-    found = torch.tensor([m for m in _medians(images) if m is not None]).double()
-    if len(found) < FEW:
-        return None
-    return found.quantile(torch.tensor([0.05, 0.5, 0.95]).double()).tolist()
-
-
-def _medians(images: ImageSet) -> Iterator[float | None]:
     channels, height, width = images.shape
     least, most = IMAGES
     count = min(max(PIXELS // (min(height, SIDE) * min(width, SIDE)), least), most)
+    medians = []
     for index in evenly_spaced(len(images), count if channels == 1 else 0):
         x, y = images.batch([index])
         if y is None:
-            return
-        yield median_region(x[0, 0])
+            return None
+        medians.append(median_region(x[0, 0]))
+    found = torch.tensor([median for median in medians if median is not None]).double()
+    if len(found) < FEW:
+        return None
+    return found.quantile(torch.tensor([0.05, 0.5, 0.95]).double()).tolist()
 
 
 def name_images(images: ImageSet) -> dict[str, Any]:

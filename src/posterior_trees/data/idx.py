@@ -10,7 +10,7 @@ import math
 import struct
 import zlib
 from collections.abc import Sequence
-from io import BufferedReader, BytesIO
+from io import BufferedReader
 from pathlib import Path
 
 import numpy as np
@@ -29,7 +29,8 @@ def read_idx(file: str | Path) -> UInt8[np.ndarray, "..."]:
     """The array stored in an IDX file of unsigned bytes, gzipped or not."""
     file = Path(file)
     try:
-        with _opened(file) as stream:
+        with file.open("rb") as stored:
+            stream = unpacked(stored)
             shape = _read_shape(stream, file)
             _check_room(math.prod(shape), shape, file)
             values = np.empty(math.prod(shape), np.uint8)
@@ -47,14 +48,10 @@ def read_idx(file: str | Path) -> UInt8[np.ndarray, "..."]:
     return values.reshape(shape)
 
 
-def _opened(file: Path) -> BufferedReader:
-    """The contents of a file that may be gzipped, as they are read."""
-    opened = file.open("rb")
-    if opened.read(2) != b"\x1f\x8b":
-        opened.seek(0)
-        return opened
-    opened.close()
-    return BufferedReader(gzip.open(file, "rb"))
+def unpacked(stream: BufferedReader) -> BufferedReader:
+    """The contents of what may be gzipped, as they are read."""
+    is_packed = stream.peek(2)[:2] == b"\x1f\x8b"
+    return BufferedReader(gzip.open(stream)) if is_packed else stream
 
 
 def _read_shape(stream: BufferedReader, file: Path) -> tuple[int, ...]:
@@ -115,17 +112,3 @@ def find_idx(folder: Path, stem: str, dimensions: int) -> Path | None:
             if file.is_file():
                 return file
     return None
-
-
-def unpack(raw: bytes, name: str, most: int = 2**30) -> bytes:
-    """The contents of a file that may be gzipped, of at most so many bytes."""
-    if raw[:2] != b"\x1f\x8b":
-        return raw
-    try:
-        with gzip.open(BytesIO(raw)) as stream:
-            content = stream.read(most + 1)
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise DataError(f"{name} is truncated or damaged ({error}). Fetch it again") from error
-    if len(content) > most:
-        raise DataError(f"{name} unpacks to more than {most} bytes. Fetch it again")
-    return content

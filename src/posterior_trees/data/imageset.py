@@ -14,6 +14,7 @@ from torch import Tensor
 
 from posterior_trees.errors import DataError, plural
 from posterior_trees.imaging.adjust import signed, to_float, unsigned
+from posterior_trees.measure import Measurement
 
 Stored = UInt8[Tensor, "n _ h w"] | UInt16[Tensor, "n _ h w"]
 Batch = tuple[Float[Tensor, "b _ h w"], Float[Tensor, "b _ h w"] | None]
@@ -21,7 +22,8 @@ Indices = Integer[Tensor, "b"] | Sequence[int]
 
 
 class ImageSet:
-    """Images that sit in memory as 8- or 16-bit integers: `x`, `y` or None, and `names`."""
+    """Images that sit in memory as 8- or 16-bit integers: `x`, `y` or None, and `names`; `shape` is
+    `(c, h, w)` of `x`."""
 
     pixel_size: float | None = None
     """The side of a pixel in µm, where its files know it."""
@@ -37,6 +39,8 @@ class ImageSet:
                 + ": they must be as many"
             )
         self._x, self._y = signed(x), None if y is None else signed(y)
+        self.shape, self.device = tuple(x.shape[1:]), x.device
+        self.nbytes = x.nbytes + (0 if y is None else y.nbytes)
 
     @property
     def x(self) -> Stored:
@@ -45,19 +49,6 @@ class ImageSet:
     @property
     def y(self) -> Stored | None:
         return None if self._y is None else unsigned(self._y)
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """`(c, h, w)` of `x`."""
-        return tuple(self._x.shape[1:])
-
-    @property
-    def device(self) -> torch.device:
-        return self._x.device
-
-    @property
-    def nbytes(self) -> int:
-        return self._x.nbytes + (0 if self._y is None else self._y.nbytes)
 
     def __len__(self) -> int:
         return len(self.names)
@@ -99,3 +90,27 @@ def as_index(indices: Indices) -> Integer[Tensor, "b"]:
     if index.dtype == torch.bool:
         raise DataError("indices are booleans; give numbers of images (`mask.nonzero()[:, 0]`)")
     return index.long()
+
+
+def measured_batch(
+    images: ImageSet, indices: Tensor, measurement: Measurement, seed: int, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Clean images of a set and their measurements: as recorded, or made by `measure_each`."""
+    x, y = images.batch(indices)
+    x = x.to(device)
+    y = measure_each(measurement, x, indices, seed) if y is None else y
+    return x, y.to(device)
+
+
+def measure_each(
+    measurement: Measurement, x: Float[Tensor, "b *shape"], indices: Tensor, seed: int
+) -> Tensor:
+    """Measure images so that the noise of image `i` depends on `(seed, i)` only."""
+    if not measurement.is_random:
+        return measurement(x)
+    generator = torch.Generator()
+    measured = []
+    for image, index in zip(x, indices.tolist(), strict=True):
+        generator.manual_seed((seed * 1_000_003 + index) % 2**63)
+        measured.append(measurement(image[None], generator))
+    return torch.cat(measured)

@@ -3,11 +3,10 @@
 `folder/<name>/` or `folder/<name>.tar` holds the set. There are four kinds: `idx` (MNIST's files),
 `images` (files of x; the measurement y is made from x), `edges` (files of x; y is its edge map) and
 `pairs` (two channel folders in which files of one name belong together: y in `inputs`, x in
-`targets`). More sets may be added for training alone (`extra.py`).
+`targets`). More sets may be added for training alone (`pictures.py`).
 """
 
 import os
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,47 +14,39 @@ import numpy as np
 import torch
 from PIL import Image
 
-from posterior_trees.data.archive import Archive, TarArchive, open_archive
+from posterior_trees.data.archive import open_archive
 from posterior_trees.data.augment import check_augmentations
-from posterior_trees.data.channels import (
-    Fields,
-    check_channels,
-    folders_of,
-    open_fields,
-    pixel_size_of,
-)
 from posterior_trees.data.edges import with_edges
-from posterior_trees.data.extra import Extended, check_extra, check_extra_images, prefix_of
 from posterior_trees.data.idx import read_idx_images
 from posterior_trees.data.imageset import ImageSet, evenly_spaced
 from posterior_trees.data.memory import free_bytes
-from posterior_trees.data.patches import cover, grid_patches
 from posterior_trees.data.pictures import (
-    Picture,
-    check_are_images,
-    list_pairs,
-    list_pictures,
-    read_headers,
-    reader,
+    Extended,
+    Fields,
+    Files,
+    check_channels,
+    check_extra,
+    check_extra_images,
+    folders_of,
+    open_fields,
+    pixel_size_of,
+    prefix_of,
 )
 from posterior_trees.data.registry import what_to_put
-from posterior_trees.data.shift import with_shift
 from posterior_trees.data.splits import check_split, empty, fingerprint, split_groups, split_names
-from posterior_trees.data.stream import StreamedImageSet
+from posterior_trees.data.stream import StreamedImageSet, cover, grid_patches
 from posterior_trees.data.values import block_side, check_values, is_adjusted, with_values
 from posterior_trees.errors import DataError, plural
 from posterior_trees.imaging.decode import fit
 from posterior_trees.recipe.sections import DataSpec
 
+Folder = str | os.PathLike[str] | None
 ASKED = 20
 """Files of a set that are asked for the size of their pixels."""
 
 
 def load_split(
-    spec: DataSpec,
-    folder: str | os.PathLike[str] | None,
-    split: str,
-    resident_limit_bytes: int | None = None,
+    spec: DataSpec, folder: Folder, split: str, resident_limit_bytes: int | None = None
 ) -> ImageSet:
     """The images of a split, "train", "validation" or "test", of a set in the data folder.
 
@@ -67,57 +58,49 @@ def load_split(
     folder = find_folder(folder)
     if spec.kind == "idx":
         return _load_idx(spec, folder, split)
-    archive, pictures, names = _list(spec, folder, split)
-    if split == "train" and not isinstance(archive, Fields):
-        check_are_images(archive, pictures.values())
-    streamed = _stream(spec, archive, pictures, names)
-    if spec.scale != 1 or is_adjusted(spec) or isinstance(archive, Fields):
-        streamed.read = with_values(streamed.read, spec)
-    if split == "train" and spec.kind == "pairs" and not isinstance(archive, TarArchive):
-        streamed.pixel_size = _pixel_size(spec, archive, [pictures[name] for name in names])
+    found, names = _list(spec, folder, split)
+    if split == "train" and isinstance(found, Files):
+        found.check_are_images()
+    streamed = _stream(spec, found, names)
+    streamed.read = with_values(streamed.read, spec)
+    if split == "train" and spec.kind == "pairs" and not spec.size:
+        some = [found.path(names[i]) for i in evenly_spaced(len(names), ASKED)]
+        if side := pixel_size_of(some):
+            streamed.pixel_size = side * block_side(spec)
     if spec.kind == "edges":
         sets = {"": spec.name} | {prefix_of(name): name for name in spec.extra}
         streamed.read = with_edges(streamed.read, folder, sets)
-    if any(spec.shift):
-        streamed.read = with_shift(streamed.read, spec.shift)
     limit = free_bytes() // 2 if resident_limit_bytes is None else resident_limit_bytes
     if streamed.nbytes > limit:
         return streamed
     return streamed.load(f"{plural(len(names), f'{split} image')} of {spec.name}")
 
 
-def _list(
-    spec: DataSpec, folder: Path, split: str
-) -> tuple[Archive | Fields, dict[str, Picture], list[str]]:
-    """Where image files lie, all of them, and the names of those of a split, extras last."""
-    channels = folders_of(spec)
-    if spec.kind == "pairs" and not channels:
-        archive = open_fields(folder, spec)
+def _list(spec: DataSpec, folder: Path, split: str) -> tuple[Files | Fields, list[str]]:
+    """The pictures of a set, and the names of those of a split, extras last."""
+    if spec.kind == "pairs" and not folders_of(spec):
+        found = open_fields(folder, spec)
     else:
         archive = open_archive(folder, spec.name)
-    if archive is None:
-        raise DataError(what_to_put(spec.name, folder, spec.kind, channels))
-    is_paired = spec.kind == "pairs" and not isinstance(archive, Fields)
-    pictures = list_pairs(archive, *channels) if is_paired else list_pictures(archive.names)
+        found = None if archive is None else Files(archive, spec)
+    if found is None:
+        raise DataError(what_to_put(spec.name, folder, spec.kind, folders_of(spec)))
     shares = {"validation": spec.validation, "test": spec.test}
-    names = split_names(list(pictures), split, by=spec.split, order=spec.split_order, **shares)
-    if spec.extra and split == "train" and not isinstance(archive, Fields):
-        archive = Extended(archive, spec, folder)
-        pictures = list_pictures(archive.names)
-        names += archive.added
-    return archive, pictures, names
+    names = split_names(found.names, split, by=spec.split, order=spec.split_order, **shares)
+    if spec.extra and split == "train" and isinstance(found, Files):
+        extended = Extended(found.archive, spec, folder)
+        return Files(extended, spec), names + extended.added
+    return found, names
 
 
-def list_names(spec: DataSpec, folder: str | os.PathLike[str] | None, split: str) -> list[str]:
+def list_names(spec: DataSpec, folder: Folder, split: str) -> list[str]:
     """The names of the images of a split; of files without reading them."""
     if spec.kind == "idx":
         return load_split(spec, folder, split).names
-    return _list(spec, find_folder(folder), split)[2]
+    return _list(spec, find_folder(folder), split)[1]
 
 
-def describe_other_images(
-    spec: DataSpec, folder: str | os.PathLike[str] | None, trained: str | None
-) -> str:
+def describe_other_images(spec: DataSpec, folder: Folder, trained: str | None) -> str:
     """What to beware of where the folder's training images are not those whose `fingerprint` a
     model keeps: in sorted names others may have changed sides, drawn by hash only renamed ones.
     Empty if they are, or nobody knows."""
@@ -133,23 +116,19 @@ def describe_other_images(
     )
 
 
-def load_images(
-    spec: DataSpec, folder: str | os.PathLike[str] | None
-) -> tuple[ImageSet, ImageSet | None]:
+def load_images(spec: DataSpec, folder: Folder) -> tuple[ImageSet, ImageSet | None]:
     """The training set and, unless everything trains, the validation set."""
     train = load_split(spec, folder, "train")
     return train, load_split(spec, folder, "validation") if spec.validation > 0 else None
 
 
-def load_evaluation(spec: DataSpec, folder: str | os.PathLike[str] | None, split: str) -> ImageSet:
+def load_evaluation(spec: DataSpec, folder: Folder, split: str) -> ImageSet:
     """The images of a split as a model is judged on them: whole, or where training takes random
     windows (`data.patch`) the windows of a fixed grid."""
     return grid_patches(load_split(spec, folder, split), spec.patch)
 
 
-def find_folder(
-    folder: str | os.PathLike[str] | None, default: str | os.PathLike[str] | None = None
-) -> Path:
+def find_folder(folder: Folder, default: Folder = None) -> Path:
     """The data folder: as given, else what the variable PTREES_DATA says, else the default."""
     named = folder if folder is not None else os.environ.get("PTREES_DATA") or default
     if not named:
@@ -201,53 +180,32 @@ def _load_idx(spec: DataSpec, folder: Path, split: str) -> ImageSet:
     return ImageSet(torch.from_numpy(images.repeat(spec.channels, axis=1)), None, names)
 
 
-def _stream(
-    spec: DataSpec, archive: Archive | Fields, pictures: dict[str, Picture], names: Sequence[str]
-) -> StreamedImageSet:
+def _stream(spec: DataSpec, found: Files | Fields, names: list[str]) -> StreamedImageSet:
     """The named pictures, each whole if all are of one size, else in windows of one size."""
-    if isinstance(archive, Fields):
-        headers, read = archive.headers(names), archive.read
-    else:
-        headers = read_headers(archive, [pictures[name] for name in names])
-        read = reader(archive, pictures, spec)
-    if isinstance(archive, Extended):
-        check_extra_images(spec, names, headers)
+    headers = found.headers(names)
+    check_extra_images(spec, names, headers)
     side = block_side(spec)
     sizes = [(h.height // side, h.width // side) for h in headers]
     if spec.size:
         sizes = [(spec.size[0], spec.size[1])] * len(headers)
     if len(set(sizes)) > 1 and not spec.patch:
-        other = next(i for i, found in enumerate(sizes) if found != sizes[0])
+        other = next(i for i, size in enumerate(sizes) if size != sizes[0])
         (h, w), (other_h, other_w) = sizes[0], sizes[other]
         raise DataError(
-            f"{archive.where}: images differ in size ({names[0]} is {h}×{w}, {names[other]} is "
+            f"{found.where}: images differ in size ({names[0]} is {h}×{w}, {names[other]} is "
             f"{other_h}×{other_w}). Set data.size = [{h}, {w}] to bring them to one size, "
             "or data.patch to train on windows of them"
         )
-    for name, found in zip(names, sizes, strict=True):
-        if min(found) < spec.patch:
+    for name, (h, w) in zip(names, sizes, strict=True):
+        if min(h, w) < spec.patch:
             raise DataError(
-                f"{archive.where}: {name} is {found[0]}×{found[1]}, smaller than data.patch = "
+                f"{found.where}: {name} is {h}×{w}, smaller than data.patch = "
                 f"{spec.patch}. Remove it, or use a smaller patch"
             )
     tile = min(h for h, _ in sizes), min(w for _, w in sizes)
-    items = [
-        item for name, found in zip(names, sizes, strict=True) for item in cover(name, found, tile)
-    ]
+    items = [item for name, size in zip(names, sizes, strict=True)
+             for item in cover(name, size, tile)]  # fmt: skip
     values = (spec.channels + (0 if spec.kind == "images" else spec.input_channels)) * tile[0]
     is_deep = is_adjusted(spec) or any(header.is_deep for header in headers)
     nbytes = len(items) * values * tile[1] * (2 if is_deep else 1)
-    return StreamedImageSet(read, items, (spec.channels, *tile), nbytes)
-
-
-def _pixel_size(
-    spec: DataSpec, archive: Archive | Fields, pictures: Sequence[Picture]
-) -> float | None:
-    """The side in µm of what the network sees as a pixel, by some of the files; None if nobody
-    knows."""
-    if spec.size:
-        return None
-    some = [pictures[i].y or pictures[i].x for i in evenly_spaced(len(pictures), ASKED)]
-    places = archive.places if isinstance(archive, Fields) else {}
-    side = pixel_size_of(places.get(name, archive.where / name) for name in some)
-    return side and side * block_side(spec)
+    return StreamedImageSet(found.read, items, (spec.channels, *tile), nbytes)

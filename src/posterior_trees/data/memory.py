@@ -5,6 +5,7 @@ compiled package that every GPU machine would have to carry.
 """
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from posterior_trees.errors import InputError
@@ -25,16 +26,13 @@ def refuse_what_cannot_fit(needed: int, what: str, fix: str) -> None:
 
 
 def _machine() -> int:
-    try:
+    with suppress(OSError):
         for line in Path("/proc/meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:"):
                 return 1024 * int(line.split()[1])
-    except OSError:
-        pass
-    try:
+    with suppress(AttributeError, OSError, ValueError):
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
-    except (AttributeError, OSError, ValueError):
-        return UNKNOWN
+    return UNKNOWN
 
 
 def _container() -> int:

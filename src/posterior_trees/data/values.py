@@ -1,17 +1,29 @@
-"""What becomes of a file's values before training: `data.scale`, `data.levels`, `data.gamma`.
+r"""What becomes of a file's values before training: `data.scale`, `data.levels`, `data.gamma`, and,
+of the y of pairs, `data.shift`.
 
-They do what `ptrees predict` does by the options of these names, so that a model is given what it
-was trained on: means of blocks of pixels, then black and white, then a power (`imaging/adjust.py`).
+The first three do what `ptrees predict` does by the options of these names, so that a model is
+given what it was trained on: means of blocks of pixels, then black and white, then a power
+(`imaging/adjust.py`).
+
+Two cameras, or two filters, rarely see the same spot. A constant offset between the images of a
+pair is no uncertainty, but flips and rotations make one of it: a network that sees pairs in all
+orientations cannot know which way x lies from y, and its leaves become copies of one answer, moved
+to either side. `ptrees evaluate` measures the offset (`metrics.displacement`); `data.shift` undoes
+it. The value at pixel $p$ becomes that at $p - d$, by Keys' cubic convolution (1981); beyond the
+border the last pixel is repeated. Only y is moved: what a tree is compared with stays as it was
+recorded.
 """
 
+import math
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from posterior_trees.data.stream import Pair, RawPair
 from posterior_trees.errors import DataError, InputError
 from posterior_trees.imaging.adjust import Adjustment
+from posterior_trees.imaging.decode import Pixels
 from posterior_trees.imaging.size import block_means, block_of
 from posterior_trees.recipe.sections import DataSpec
 
@@ -67,7 +79,8 @@ def options_of(spec: DataSpec) -> str:
 
 
 def with_values(read: Callable[[str], RawPair], spec: DataSpec) -> Callable[[str], Pair]:
-    """A reader that gives what the network is to see, in 16 bits where values were adjusted."""
+    """A reader that gives what the network is to see, in 16 bits where values were adjusted, and y
+    moved by `data.shift`, rows down and columns to the right."""
     of_y, of_x = adjustments(spec)
     block = block_side(spec)
 
@@ -83,6 +96,28 @@ def with_values(read: Callable[[str], RawPair], spec: DataSpec) -> Callable[[str
 
     def taken(name: str) -> Pair:
         x, y = read(name)
-        return take(x, of_x, name), None if y is None else take(y, of_y, name)
+        x, y = take(x, of_x, name), None if y is None else take(y, of_y, name)
+        return x, y if y is None or not any(spec.shift) else move(y, spec.shift)
 
     return taken
+
+
+def move(pixels: Pixels, shift: Sequence[float]) -> Pixels:
+    """An 8- or 16-bit image, moved by a number of pixels along its last two axes."""
+    values = pixels.astype(np.float64)
+    for axis, distance in zip((-2, -1), shift, strict=True):
+        before, values = values, np.zeros_like(values)
+        whole, length = math.floor(distance), values.shape[axis]
+        for tap in (-1, 0, 1, 2):  # four pixels around the place that pixel p is read at
+            places = (np.arange(length) - whole - tap).clip(0, length - 1)
+            values += _keys(tap - (distance - whole)) * before.take(places, axis=axis)
+    highest = np.iinfo(pixels.dtype).max
+    return values.round().clip(0, highest).astype(pixels.dtype)
+
+
+def _keys(t: float) -> float:
+    """The kernel of cubic convolution: 1 at 0, 0 at every other whole number."""
+    t = abs(t)
+    if t < 1:
+        return 1.5 * t**3 - 2.5 * t**2 + 1
+    return -0.5 * t**3 + 2.5 * t**2 - 4 * t + 2 if t < 2 else 0.0

@@ -6,7 +6,7 @@ file are known, too: who asks for one hears how to get it.
 
 from pathlib import Path
 
-from posterior_trees.recipe.tasks import TASKS
+from posterior_trees.recipe import TASKS
 
 HOME = Path(__file__).parents[1]
 PACKAGE = HOME / "assets"

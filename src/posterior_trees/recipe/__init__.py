@@ -1,6 +1,7 @@
 """Recipes: one TOML file says everything about an experiment."""
 
 from posterior_trees.recipe.recipe import (
+    TASKS,
     Recipe,
     build_recipe,
     build_section,

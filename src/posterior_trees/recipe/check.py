@@ -27,26 +27,21 @@ def check(recipe: "Recipe") -> None:
             f"tree.branching is {recipe.tree.branching} and tree.depth {recipe.tree.depth}: "
             f"{leaves} leaves, at most {MOST_LEAVES} are built"
         )
-    _check_focus(recipe.loss.focus)
-    _check_features(recipe.loss)
     is_growing = recipe.network.kind == "growing"
-    _check_surprise(recipe.loss.surprise, 1 if is_growing else recipe.tree.depth)
+    _check_loss(recipe.loss, 1 if is_growing else recipe.tree.depth)
     if is_growing:
         _check_growing(recipe)
     _check_together(recipe)
 
 
-def _check_focus(focus: tuple[float, ...]) -> None:
+def _check_loss(loss: LossSpec, depth: int) -> None:
+    focus, features, rate = loss.focus, loss.features, loss.surprise
     top, bottom, left, right = focus if len(focus) == 4 else (0.0, 0.0, 0.0, 0.0)
     if focus and not (0 <= top < bottom <= 1 and 0 <= left < right <= 1):
         raise RecipeError(
             f"loss.focus is {list(focus)}; write [top, bottom, left, right] as shares of "
             "height and width, such as [0.5, 1.0, 0.25, 0.75], or [] for the whole picture"
         )
-
-
-def _check_features(loss: LossSpec) -> None:
-    features = loss.features
     if features not in FEATURES and loss.guided_epochs:
         raise RecipeError(
             f"loss.features is {features!r} and loss.guided_epochs {loss.guided_epochs:g}: its "
@@ -57,6 +52,12 @@ def _check_features(loss: LossSpec) -> None:
         raise RecipeError(
             f"loss.features is {features!r}; choose one of {', '.join(map(repr, FEATURES))}, or "
             "write module:function"
+        )
+    fits = len(rate) in (1, depth) or (rate and not depth)
+    if not fits or not all(r >= 0 for r in rate):
+        raise RecipeError(
+            f"loss.surprise is {list(rate)}; write one number of at least 0, or {depth} of them, "
+            "one for each level of the tree"
         )
 
 
@@ -75,15 +76,6 @@ def _check_growing(recipe: "Recipe") -> None:
             'network.kind is "growing": it learns single nodes, each for a region of its own, and '
             "there is no one tree whose leaves could be counted or guided, no one part to look at. "
             f"Set {', '.join(wrong)}"
-        )
-
-
-def _check_surprise(rate: tuple[float, ...], depth: int) -> None:
-    fits = len(rate) in (1, depth) or (rate and not depth)
-    if not fits or not all(r >= 0 for r in rate):
-        raise RecipeError(
-            f"loss.surprise is {list(rate)}; write one number of at least 0, or {depth} of them, "
-            "one for each level of the tree"
         )
 
 

@@ -10,7 +10,9 @@ import dataclasses
 import difflib
 import json
 import tomllib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from importlib import resources
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -34,8 +36,11 @@ from posterior_trees.recipe.sections import (
     TreeSpec,
     Whole,
 )
-from posterior_trees.recipe.tasks import TASKS
 
+TASKS: dict[str, dict[str, dict[str, Any]]] = tomllib.loads(
+    (resources.files("posterior_trees.recipe") / "tasks.toml").read_text("utf-8")
+)
+"""The paper's tasks: sections of a recipe, by the name of the task."""
 SIZES = {"kind", "trunk", "c_init", "width", "steps", "doublings", "decoder", "multipliers",
          "blocks"}  # fmt: skip
 """Keys of [network] by which it is named; without any, `ptrees train` chooses one."""
@@ -62,7 +67,7 @@ class Recipe:
         check(self)
 
 
-def read_recipe(file: str | PathLike[str], changes: tuple[str, ...] | list[str] = ()) -> Recipe:
+def read_recipe(file: str | PathLike[str], changes: Sequence[str] = ()) -> Recipe:
     """Read a TOML recipe; `changes` are `key.sub=value` strings that win over the file."""
     return parse_recipe(read_text(file, "recipes/digits_inpaint.toml"), changes, origin=str(file))
 
@@ -77,24 +82,20 @@ def read_text(file: str | PathLike[str], example: str) -> str:
         raise RecipeError(f"{path} is not a text file in UTF-8: {error}") from error
 
 
-def names_network(file: str | PathLike[str], changes: tuple[str, ...] | list[str] = ()) -> bool:
+def names_network(file: str | PathLike[str], changes: Sequence[str] = ()) -> bool:
     """Whether a recipe file, its task or the changes say how large the network is to be."""
     table = parse_table(read_text(file, "recipes/"), changes, str(file))
-    network = dict(table.get("network", {}))
-    if network.get("kind") == "growing":  # that says what it does, not how large it is
-        del network["kind"]
-    return table.get("task") in TASKS or not SIZES.isdisjoint(network)
+    network = table.get("network", {})
+    # A growing kind says what it does, not how large it is.
+    sizes = SIZES - {"kind"} if network.get("kind") == "growing" else SIZES
+    return table.get("task") in TASKS or not sizes.isdisjoint(network)
 
 
-def parse_recipe(
-    text: str, changes: tuple[str, ...] | list[str] = (), origin: str = "the recipe"
-) -> Recipe:
+def parse_recipe(text: str, changes: Sequence[str] = (), origin: str = "the recipe") -> Recipe:
     return build_recipe(parse_table(text, changes, origin), origin)
 
 
-def parse_table(
-    text: str, changes: tuple[str, ...] | list[str] = (), origin: str = "the recipe"
-) -> dict[str, Any]:
+def parse_table(text: str, changes: Sequence[str], origin: str) -> dict[str, Any]:
     """TOML as plain tables, with changes applied and nothing checked."""
     try:
         table = tomllib.loads(text)
@@ -150,10 +151,8 @@ def write_recipe(recipe: Recipe) -> str:
         value = getattr(recipe, section.name)
         if dataclasses.is_dataclass(value):
             lines += ["", f"[{section.name}]"]
-            lines += [
-                f"{key.name} = {_toml(getattr(value, key.name))}"
-                for key in dataclasses.fields(value)
-            ]
+            keys = [key.name for key in dataclasses.fields(value)]
+            lines += [f"{key} = {_toml(getattr(value, key))}" for key in keys]
     return "\n".join(lines) + "\n"
 
 
@@ -167,20 +166,15 @@ def build_section(cls: type, table: dict[str, Any], origin: str, prefix: str) ->
             raise RecipeError(f"{origin}: unknown key {name!r}; {_hint(key, types, prefix)}")
         inner: Any = bare_type(types[key])
         if not dataclasses.is_dataclass(inner):
-            values[key] = _named(origin, convert, value, types[key], name)
+            try:
+                values[key] = convert(value, types[key], name)
+            except RecipeError as error:
+                raise RecipeError(f"{origin}: {error}") from error
         elif isinstance(value, dict):
             values[key] = build_section(inner, value, origin, prefix=name + ".")
         else:
             raise RecipeError(f"{origin}: {name!r} is a section, not a value")
     return cls(**values)
-
-
-def _named(origin: str, function: Any, *words: Any) -> Any:
-    """What a function returns, or its refusal with the file's name before it."""
-    try:
-        return function(*words)
-    except RecipeError as error:
-        raise RecipeError(f"{origin}: {error}") from error
 
 
 def _hint(key: str, known: dict[str, Any], prefix: str) -> str:

@@ -21,6 +21,7 @@ Least0 = Annotated[float, Meta(ge=0)]
 Count = Annotated[int, Meta(ge=0, le=LARGEST)]
 Whole = Annotated[int, Meta(ge=-(2**63), le=LARGEST)]
 Side = Annotated[int, Meta(ge=-(2**63), le=8192)]
+Multiplier = Annotated[int, Meta(ge=-(2**63), le=64)]
 
 
 class Channel(Struct, frozen=True, forbid_unknown_fields=True):
@@ -145,12 +146,7 @@ class NetworkSpec(Section):
     a smaller network, which overfits less"""
     decoder: Literal["disjoint", "shared"] = "disjoint"
     """`disjoint` (one decoder per leaf) or `shared`"""
-    multipliers: Annotated[tuple[Annotated[int, Meta(ge=-(2**63), le=64)], ...], MANY] = (
-        1,
-        2,
-        3,
-        4,
-    )
+    multipliers: Annotated[tuple[Multiplier, ...], MANY] = (1, 2, 3, 4)
     """residual: channels of each level in units of `width`, each level half the size of the one
     before; `steps` and `doublings` have no part then"""
     blocks: Annotated[int, Meta(ge=1, le=64)] = 2

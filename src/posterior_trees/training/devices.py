@@ -27,12 +27,16 @@ def make_fabric(recipe: Recipe, accelerator: str = "auto", devices: int = 1) -> 
         )
     devices = here
     kind, _, number = accelerator.partition(":")
+    precision: Any = recipe.training.precision
+    if precision == "auto":
+        uses_cuda = kind in ("auto", "cuda", "gpu") and torch.cuda.is_available()
+        precision = "bf16-mixed" if uses_cuda and torch.cuda.is_bf16_supported() else "32-true"
     return Fabric(
         accelerator=kind,
         devices=[int(number)] if number and devices == 1 else devices,
         num_nodes=machines,
         strategy="ddp" if devices * machines > 1 else "auto",
-        precision=_precision(recipe, kind),
+        precision=precision,
     )
 
 
@@ -53,10 +57,3 @@ def gather_leaves(fabric: Fabric, leaves: Int[Tensor, "part"]) -> Int[Tensor, "b
     everyone = leaves.new_zeros(len(leaves) * processes)
     everyone[rank::processes] = leaves
     return sum_over_processes(fabric, everyone)
-
-
-def _precision(recipe: Recipe, accelerator: str) -> Any:
-    if recipe.training.precision != "auto":
-        return recipe.training.precision
-    uses_cuda = accelerator in ("auto", "cuda", "gpu") and torch.cuda.is_available()
-    return "bf16-mixed" if uses_cuda and torch.cuda.is_bf16_supported() else "32-true"

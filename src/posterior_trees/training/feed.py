@@ -3,9 +3,10 @@
 Everything random in step `s` follows from `(seed, s)`, however many processes share the batch.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
+from jaxtyping import Int
 from torch import Tensor
 
 from posterior_trees.balance import LeafBalancer
@@ -15,7 +16,40 @@ from posterior_trees.errors import RunError
 from posterior_trees.predictor import TreePredictor
 from posterior_trees.recipe import Recipe
 from posterior_trees.seeding import step_generator
-from posterior_trees.training.order import Order
+
+
+def steps_of(images: int, batch_size: int, repeat: int = 1) -> int:
+    """Steps of an epoch: whole batches."""
+    return images * repeat // min(batch_size, images * repeat)
+
+
+class Order:
+    """Which images step `s` takes, from 0; `generator(epoch)` makes the random numbers of an epoch,
+    so that a run that was stopped goes on as if it had not been."""
+
+    def __init__(
+        self,
+        images: int,
+        batch_size: int,
+        *,
+        repeat: int = 1,
+        generator: Callable[[int], torch.Generator],
+        device: torch.device,
+    ) -> None:
+        self.images, self.draws = images, images * repeat
+        self.batch_size = min(batch_size, self.draws)
+        self.steps_per_epoch = steps_of(images, batch_size, repeat)
+        self.generator, self.device = generator, device
+        self.epoch: int | None = None
+        self.shuffled = torch.empty(0, dtype=torch.long)
+
+    def batch(self, step: int) -> Int[Tensor, "b"]:
+        """The numbers of a step's images; what is left over at an epoch's end waits for another."""
+        epoch, place = divmod(step, self.steps_per_epoch)
+        if self.epoch != epoch:
+            order = torch.randperm(self.draws, generator=self.generator(epoch))
+            self.epoch, self.shuffled = epoch, (order % self.images).to(self.device)
+        return self.shuffled[place * self.batch_size : (place + 1) * self.batch_size]
 
 
 class Feed:
@@ -54,16 +88,10 @@ class Feed:
             )
         spec = recipe.balancer
         self.balancer = LeafBalancer(
-            predictor.num_leaves,
-            len(images),
-            ridge=spec.ridge,
-            floor=spec.floor,
-            greedy=spec.is_greedy,
-            window=spec.is_windowed,
-            exact=spec.is_exact,
-            refresh_every=spec.refresh_every,
-            device=predictor.device,
-        )
+            predictor.num_leaves, len(images), ridge=spec.ridge, floor=spec.floor,
+            greedy=spec.is_greedy, window=spec.is_windowed, exact=spec.is_exact,
+            refresh_every=spec.refresh_every, device=predictor.device,
+        )  # fmt: skip
         self.ones = torch.ones(self.batch_size // processes, device=predictor.device)
 
     def draw(self, step: int) -> Tensor:

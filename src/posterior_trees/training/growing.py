@@ -1,6 +1,6 @@
 r"""How a network learns to split any node of trees of any depth: one node of each picture a step.
 
-A level is drawn for each picture, and a region $M$ (`regions.py`). Without gradient the truth walks
+A level is drawn for each picture, and a region $M$. Without gradient the truth walks
 down to a node just above that level, always to the child that is nearest inside $M$. Then the root
 and the children of that node learn, in one pass of the network:
 
@@ -13,17 +13,23 @@ depend on the level. For $M$ everything and level 1 this is the loss of a one-pa
 
 Choice: every batch has each level as often, up to one, and the deepest come first: walks that are
 over make the rest of the batch smaller.
+
+Some pictures are asked as a whole, others in a part: `loss.regions` is the share of the others. A
+part is a box, a blob or a brush stroke of any size, around a point inside what $y$ leaves open, and
+never leaves it. Its sizes are log-uniform, up to the side of a square as large as all that is open.
+Numbers are drawn before (`DICE` of them for each picture, uniform), so that drawing the parts is a
+function of tensors, in one recorded step.
 """
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from posterior_trees.data import ImageSet
-from posterior_trees.data.measured import measured_batch
+from posterior_trees.data import ImageSet, measured_batch
 from posterior_trees.fast.compiling import plain_way_back
 from posterior_trees.networks.head import Leaves
 from posterior_trees.predictor import GrowingPredictor, evaluating
@@ -33,13 +39,15 @@ from posterior_trees.seeding import step_generator
 from posterior_trees.training.association.features import Eyes, Inside, errors_inside, eyes_of
 from posterior_trees.training.learn import Learner
 from posterior_trees.training.objective import objective
-from posterior_trees.training.regions import DICE, draw_regions
 from posterior_trees.tree import Tree
 
 PURPOSE = -1
 """Of a step's random numbers for levels and regions; see `Feed.generator`."""
-Ask = Callable[..., Leaves]
-"""A network, asked a `GrowingPredictor.question`."""
+
+DICE = 8
+"""Numbers for a picture: whether a part, which kind, where, and five for its form."""
+SMALLEST = 1 / 12
+"""Of a part's sides, in those of the largest."""
 
 
 class Asked(NamedTuple):
@@ -51,6 +59,13 @@ class Asked(NamedTuple):
 
     def first(self, count: int) -> "Asked":
         return Asked(*(part[:count] for part in self))
+
+    def split(
+        self, predictor: GrowingPredictor, node: Tensor, parent: Tensor, level: int
+    ) -> Leaves:
+        """The children, on a level, of nodes."""
+        number = torch.full((len(node),), level, dtype=torch.long, device=node.device)
+        return predictor.split(self.y, node, parent, self.region, number)
 
 
 class GrowingLearner(Learner):
@@ -78,7 +93,7 @@ class GrowingLearner(Learner):
         is_open = self.is_open.expand(len(x), -1, -1, -1)
         asked = Asked(x, y, draw_regions(dice, is_open, self.recipe.loss.regions))
         with evaluating(self.network), self.fabric.autocast():
-            node, parent = walk(self.predictor, self.network, asked, level, self.eyes)
+            node, parent = walk(self.predictor, asked, level, self.eyes)
         with plain_way_back():
             leaves = self.wrapped(*questions(self.predictor, asked, node, parent, level))
         return self._judge(leaves, x, y, weights, epsilon, node, asked.region)
@@ -103,16 +118,16 @@ def draw_levels(count: int, levels: int, generator: torch.Generator) -> Int[Tens
 
 @torch.no_grad()
 def walk(
-    predictor: GrowingPredictor, ask: Ask, asked: Asked, level: Int[Tensor, "b"], eyes: Eyes
+    predictor: GrowingPredictor, asked: Asked, level: Int[Tensor, "b"], eyes: Eyes
 ) -> tuple[Float[Tensor, "b c h w"], Float[Tensor, "b c h w"]]:
     """The nodes on the truths' paths just above levels as `draw_levels` orders them, and their
     parents."""
-    node = parent = root_of(predictor, ask, asked.y)
+    node = parent = predictor.root(asked.y)
     levels = predictor.network.levels
     for above in range(1, levels):
         count = -(-len(level) * (levels - above) // levels)
         few = asked.first(count)
-        children = split(predictor, ask, few, node[:count], parent[:count], above)
+        children = few.split(predictor, node[:count], parent[:count], above)
         goes_on = (level[:count] > above)[:, None, None, None]
         below = torch.where(goes_on, nearest(children, few, eyes)[0], node[:count])
         parent = torch.cat([torch.where(goes_on, node[:count], parent[:count]), parent[count:]])
@@ -126,27 +141,12 @@ def follow(
 ) -> Iterator[tuple[Tensor, Leaves, Int[Tensor, "b"]]]:
     """Down the truths' paths: of each level the nodes above it, their children and the numbers of
     those that are nearest inside the region."""
-    node = parent = root_of(predictor, predictor.network, asked.y)
+    node = parent = predictor.root(asked.y)
     for level in range(1, levels + 1):
-        children = split(predictor, predictor.network, asked, node, parent, level)
+        children = asked.split(predictor, node, parent, level)
         below, winner = nearest(children, asked, eyes)
         yield node, children, winner
         parent, node = node, below
-
-
-def root_of(predictor: GrowingPredictor, ask: Ask, y: Tensor) -> Float[Tensor, "b c h w"]:
-    naive = predictor.measurement.naive(y)
-    whole = open_part(predictor.measurement, naive)
-    level = torch.zeros(len(y), dtype=torch.long, device=y.device)
-    return predictor.root_of(ask(*predictor.question(y, naive, naive, whole, level)), naive)
-
-
-def split(
-    predictor: GrowingPredictor, ask: Ask, asked: Asked, node: Tensor, parent: Tensor, level: int
-) -> Leaves:
-    number = torch.full((len(node),), level, dtype=torch.long, device=node.device)
-    question = predictor.question(asked.y, node, parent, asked.region, number)
-    return predictor.children_of(ask(*question), node)
 
 
 def nearest(
@@ -193,7 +193,7 @@ def practise(predictor: GrowingPredictor, x: Tensor, y: Tensor) -> Tree:
     asked = Asked(x, y, open_part(predictor.measurement, x))
     level = draw_levels(len(x), predictor.network.levels, torch.Generator().manual_seed(0))
     level = level.to(x.device)
-    node, parent = walk(predictor, predictor.network, asked, level, eyes_of("pixels"))
+    node, parent = walk(predictor, asked, level, eyes_of("pixels"))
     leaves = predictor.network(*questions(predictor, asked, node, parent, level))
     return family(predictor, leaves, y, node)
 
@@ -219,3 +219,52 @@ def choices(
         found.append((log_probs.flatten(0, 1).cpu(), winner.flatten().cpu()))
     log_probs, winner = (torch.cat(parts) for parts in zip(*found, strict=True))
     return log_probs, winner
+
+
+def draw_regions(
+    dice: Float[Tensor, "b 8"], is_open: Float[Tensor, "b 1 h w"], share: float | int
+) -> Float[Tensor, "b 1 h w"]:
+    """A mask for each picture with at least one open pixel; a `share` of them are parts."""
+    chance, kind, place, *form = dice.T[..., None, None]
+    rows, columns = _from_a_point(place, is_open[:, 0])
+    extent = is_open.sum(dim=(2, 3)).sqrt()[..., None]
+    box = (rows.abs() <= _size(extent, form[0]) / 2) & (columns.abs() <= _size(extent, form[1]) / 2)
+    part = torch.where(kind < 1 / 3, box, _blob(rows, columns, extent, form))
+    part = torch.where(kind < 2 / 3, part, _stroke(rows, columns, extent, form))
+    return is_open * ((chance >= share) | part).unsqueeze(1)
+
+
+def _from_a_point(
+    place: Float[Tensor, "b 1 1"], is_open: Float[Tensor, "b h w"]
+) -> tuple[Float[Tensor, "b h 1"], Float[Tensor, "b 1 w"]]:
+    """Rows and columns, counted from one of the pixels that are open."""
+    height, width = is_open.shape[-2:]
+    count = is_open.flatten(1).cumsum(dim=1)
+    index = torch.searchsorted(count, place[:, 0] * count[:, -1:], right=True)[..., None]
+    row, column = index.div(width, rounding_mode="floor"), index % width
+    down = torch.arange(height, device=place.device)[:, None]
+    return (down - row).to(place), (torch.arange(width, device=place.device) - column).to(place)
+
+
+def _size(extent: Float[Tensor, "b 1 1"], number: Float[Tensor, "b 1 1"]) -> Tensor:
+    return extent * torch.exp(math.log(SMALLEST) * number)
+
+
+def _blob(rows: Tensor, columns: Tensor, extent: Tensor, form: list[Tensor]) -> Tensor:
+    """A disc whose rim waves."""
+    angle = torch.atan2(rows, columns)
+    waves = torch.sin(2 * angle + math.tau * form[1]) + torch.sin(3 * angle + math.tau * form[2])
+    return (rows**2 + columns**2).sqrt() <= _size(extent, form[0]) / 2 * (1 + 0.3 * waves)
+
+
+def _stroke(rows: Tensor, columns: Tensor, extent: Tensor, form: list[Tensor]) -> Tensor:
+    """Three straight pieces, one after the other."""
+    length, brush = _size(extent, form[0]) / 2, 0.5 + _size(extent, form[1]) / 8
+    near = torch.zeros_like(rows + columns, dtype=torch.bool)
+    for turn in form[2:]:
+        down, across = torch.sin(math.tau * turn), torch.cos(math.tau * turn)
+        along = (rows * down + columns * across).clamp(min=0).minimum(length)
+        off = (rows - along * down) ** 2 + (columns - along * across) ** 2
+        near = near | (off <= brush**2)
+        rows, columns = rows - length * down, columns - length * across
+    return near

@@ -2,8 +2,8 @@ r"""What a tree learns from one batch: losses, gradients, the optimiser's step, 
 
 A step is a function of tensors only. What changes from step to step (learning rates, $\varepsilon$,
 the average's share, …) is put into one tensor first, and all it takes note of stays in its place,
-so that on CUDA the step can be recorded once and replayed (`capture.py`); it can also be compiled,
-and shared by processes (`devices.py`).
+so that on CUDA the step can be recorded once and replayed (`fast/graph.py`); it can also be
+compiled, and shared by processes (`devices.py`).
 """
 
 from collections.abc import Iterable
@@ -23,11 +23,10 @@ from posterior_trees.predictor import TreePredictor
 from posterior_trees.recipe import Recipe
 from posterior_trees.training.association.conscience import Conscience, strength_at
 from posterior_trees.training.association.features import Part
-from posterior_trees.training.association.rules import rules_of
-from posterior_trees.training.association.starts import Starts
+from posterior_trees.training.association.starts import Starts, coarse, find_centres
 from posterior_trees.training.devices import gather_leaves, sum_over_processes
 from posterior_trees.training.health import Health
-from posterior_trees.training.objective import objective
+from posterior_trees.training.objective import objective, rules_of
 from posterior_trees.training.optimize import (
     Average,
     Schedule,
@@ -100,14 +99,12 @@ class Learner:
         if self.recipe.training.compile:
             has_little_data = x.numel() * self.predictor.num_leaves <= LITTLE
             self._judge = compiled(self._judge, has_little_data=has_little_data)
-            if has_little_data and self.total_steps >= MANY and self._can_compile_optimizer():
+            # A recorded step, unless gradients are scaled: that needs torch's own kernels.
+            has_scaler = getattr(self.fabric.strategy.precision, "scaler", None) is not None
+            can_compile = isinstance(self._learn, Capture) and not has_scaler
+            if can_compile and has_little_data and self.total_steps >= MANY:
                 compile_step(self.optimizer.optimizer)
         self.is_ready = True
-
-    def _can_compile_optimizer(self) -> bool:
-        """In a recorded step, unless gradients are scaled: that needs torch's own kernels."""
-        has_scaler = getattr(self.fabric.strategy.precision, "scaler", None) is not None
-        return isinstance(self._learn, Capture) and not has_scaler
 
     def epsilon(self, epoch: float | int) -> float:
         """The losers' weight after so many epochs."""
@@ -184,8 +181,9 @@ class Learner:
     ) -> None:
         """Find the centres that leaves begin at, from images and their measurements."""
         self.network.eval()
-        missed = (x - self.predictor(y).root for x, y in batches)
-        centres = self.starts.find(missed, generator)
+        part, missed = self.starts.part, (x - self.predictor(y).root for x, y in batches)
+        rows = torch.cat([coarse(part.of(residuals)) for residuals in missed])
+        centres = find_centres(rows, self.predictor.branching, generator)
         self.starts.take(self.fabric.broadcast(centres))
 
     def _mean(self, values: Tensor) -> Tensor:
@@ -203,12 +201,6 @@ class Learner:
         if uses_cuda and self.fabric.world_size == 1:
             self._learn = Capture(self._learn)  # ty: ignore[invalid-assignment]
         return network, wrapped
-
-    def swap_in_average(self) -> dict[str, Tensor]:
-        """Put the averaged weights into the network; returns those that were there."""
-        before = {k: v.clone() for k, v in self.network.state_dict().items()}
-        self.network.load_state_dict({**before, **self.average.values})
-        return before
 
     def is_finite(self) -> bool:
         """Whether all weights are: 0 times another is NaN. Few launches for many weights."""

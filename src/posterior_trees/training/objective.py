@@ -1,4 +1,4 @@
-"""Both losses of a batch in one pass over the nodes of its trees."""
+"""Both losses of a batch in one pass over the nodes of its trees, by the rules of its recipe."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -7,8 +7,23 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from posterior_trees.loss import path_nll, weigh
-from posterior_trees.training.association.rules import Rule
+from posterior_trees.recipe.sections import LossSpec
+from posterior_trees.training.association import Errors, Rule
+from posterior_trees.training.association.conscience import Conscience
+from posterior_trees.training.association.starts import Starts
+from posterior_trees.training.association.surprise import Surprise
 from posterior_trees.tree import Tree
+
+
+def rules_of(spec: LossSpec, conscience: Conscience, starts: Starts) -> tuple[Rule, ...]:
+    """In the order in which they apply: what is compared, at which price, and who leads."""
+    asked: tuple[tuple[object, Rule], ...] = (
+        (spec.focus or spec.features != "pixels", starts.part),
+        (spec.conscience, conscience),
+        (any(spec.surprise), Surprise(spec.surprise)),
+        (spec.guided_epochs, starts),
+    )
+    return tuple(rule for is_on, rule in asked if is_on)
 
 
 class Objective(NamedTuple):
@@ -33,7 +48,7 @@ def objective(
     x: Float[Tensor, "b *shape"],
     epsilon: float | int | Tensor = 0.0,
     rules: Sequence[Rule] = (),
-    errors: Sequence[Float[Tensor, "b _"]] | None = None,
+    errors: Errors | None = None,
 ) -> Objective:
     """The truth *reaches* the nearest children, which the probabilities learn, and *teaches* those
     whose images learn: without `rules` the same ones. `errors` are what nodes pay, if not their

@@ -57,7 +57,7 @@ class Average:
 
     def __init__(self, network: nn.Module, half_life: float | int) -> None:
         floats = {k: v for k, v in network.state_dict().items() if v.is_floating_point()}
-        self.weights = list(floats.values())
+        self.network, self.weights = network, list(floats.values())
         self.values = {name: tensor.clone() for name, tensor in floats.items()}
         self.half_life = half_life
 
@@ -72,6 +72,12 @@ class Average:
         change = torch._foreach_sub(self.weights, values)
         torch._foreach_mul_(change, share)
         torch._foreach_add_(values, change)
+
+    def swap_in(self) -> dict[str, Tensor]:
+        """Put the averaged weights into the network; returns those that were there."""
+        before = {k: v.clone() for k, v in self.network.state_dict().items()}
+        self.network.load_state_dict({**before, **self.values})
+        return before
 
     def load(self, values: dict[str, Tensor]) -> None:
         for name, tensor in values.items():

@@ -29,7 +29,7 @@ Deviation: the paper leaves the probabilities as trained. Off unless `training.c
 (What `ptrees calibrate` makes are guarantees, of another kind: `guarantee/`.)
 """
 
-import json
+import copy
 from typing import Any, NamedTuple
 
 import torch
@@ -50,6 +50,9 @@ FOLDS = 5
 SPREADS = (0.0, 0.1, 0.3, 1.0)
 """Spreads of the offsets to choose from, in nats; 0: only the strength is fitted."""
 NEWTON_STEPS = 100
+Logits = Float[Tensor, "n k"]
+Reached = Int[Tensor, "n"]
+Theta = Float[Tensor, "m"]
 
 
 class Calibration(NamedTuple):
@@ -58,11 +61,11 @@ class Calibration(NamedTuple):
     strength: float
     offsets: Float[Tensor, "k"]
 
-    def apply(self, logits: Float[Tensor, "n k"]) -> Float[Tensor, "n k"]:
+    def apply(self, logits: Logits) -> Logits:
         """Calibrated log-probabilities, in float64."""
         return (self.strength * logits.double() + self.offsets).log_softmax(dim=1)
 
-    def nll(self, logits: Float[Tensor, "n k"], leaf: Int[Tensor, "n"]) -> Float[Tensor, "n"]:
+    def nll(self, logits: Logits, leaf: Reached) -> Float[Tensor, "n"]:
         return -self.apply(logits).gather(1, leaf[:, None]).squeeze(1)
 
     def fold_into(self, layer: nn.Linear) -> None:
@@ -77,7 +80,7 @@ def unchanged(leaves: int) -> Calibration:
     return Calibration(1.0, torch.zeros(leaves, dtype=torch.float64))
 
 
-def choose(logits: Float[Tensor, "n k"], leaf: Int[Tensor, "n"]) -> Calibration:
+def choose(logits: Logits, leaf: Reached) -> Calibration:
     """The calibration that cross-validation expects to be best on new images.
 
     `logits` may be log-probabilities, `leaf` is the leaf that each truth reaches. Ties go to the
@@ -93,9 +96,7 @@ def choose(logits: Float[Tensor, "n k"], leaf: Int[Tensor, "n"]) -> Calibration:
     return solve(logits, leaf, SPREADS[best - 1]) if best else as_is
 
 
-def _cross_validate(
-    logits: Float[Tensor, "n k"], leaf: Int[Tensor, "n"], spread: float | int
-) -> float:
+def _cross_validate(logits: Logits, leaf: Reached, spread: float | int) -> float:
     """Total NLL of the images, each with the calibration of the other folds."""
     total = 0.0
     for fold in torch.arange(len(leaf)).tensor_split(FOLDS):
@@ -106,7 +107,7 @@ def _cross_validate(
     return total
 
 
-def solve(logits: Float[Tensor, "n k"], leaf: Int[Tensor, "n"], spread: float | int) -> Calibration:
+def solve(logits: Logits, leaf: Reached, spread: float | int) -> Calibration:
     r"""The minimum of $J$ for offsets of this spread $\tau$.
 
     $J$ is convex, so if its minimum has $s < 0$, the one with $s \ge 0$ has $s = 0$.
@@ -130,9 +131,7 @@ class Problem:
        \partial_{sb} = p \,(u - E_p u), \quad \partial_{bb} = \mathrm{diag}\,p - p p^\top . $$
     """
 
-    def __init__(
-        self, logits: Float[Tensor, "n k"], leaf: Int[Tensor, "n"], spread: float | int
-    ) -> None:
+    def __init__(self, logits: Logits, leaf: Reached, spread: float | int) -> None:
         z = logits.double().log_softmax(dim=1)
         self.center = z.mean(dim=0)
         self.u, self.leaf, self.has_offsets = z - self.center, leaf[:, None], spread > 0
@@ -141,14 +140,14 @@ class Problem:
         self.target = torch.zeros_like(self.ridge)
         self.target[0] = 1.0
 
-    def log_probs(self, theta: Float[Tensor, "m"]) -> Float[Tensor, "n k"]:
+    def log_probs(self, theta: Theta) -> Logits:
         return (self.center + theta[0] * self.u + theta[1:]).log_softmax(dim=1)
 
-    def value(self, theta: Float[Tensor, "m"]) -> float:
+    def value(self, theta: Theta) -> float:
         nll = -self.log_probs(theta).gather(1, self.leaf).sum()
         return (nll + (self.ridge * (theta - self.target).square()).sum() / 2).item()
 
-    def slopes(self, theta: Float[Tensor, "m"]) -> tuple[Float[Tensor, "m"], Float[Tensor, "m m"]]:
+    def slopes(self, theta: Theta) -> tuple[Theta, Float[Tensor, "m m"]]:
         """The gradient and the Hessian."""
         p = self.log_probs(theta).exp()
         r = p.scatter_add(1, self.leaf, torch.full_like(p, -1.0))
@@ -161,9 +160,7 @@ class Problem:
         hessian[1:, 1:] += torch.diag(p.sum(dim=0)) - p.T @ p
         return gradient + self.ridge * (theta - self.target), hessian
 
-    def minimise(
-        self, theta: Float[Tensor, "m"], *, is_strength_free: bool = True
-    ) -> Float[Tensor, "m"]:
+    def minimise(self, theta: Theta, *, is_strength_free: bool = True) -> Theta:
         """Newton's method, with steps halved until they lead down."""
         free = torch.full_like(self.ridge, self.has_offsets, dtype=torch.bool)
         free[0] = is_strength_free
@@ -251,13 +248,11 @@ def calibrate(predictor: TreePredictor, images: ImageSet, recipe: Recipe) -> dic
         log_probs = before["probs"].double().clamp_min(torch.finfo(torch.float32).tiny).log()
         found = choose(log_probs, before["leaf"])
     if found.strength != 1 or found.offsets.any():
-        kept = layer.weight.detach().clone(), layer.bias.detach().clone()
+        kept = copy.deepcopy(layer.state_dict())
         found.fold_into(layer)
         after = score(predictor, images, **options)
         if not after["nll"][:, -1].mean() < before["nll"][:, -1].mean():
-            with torch.no_grad():
-                layer.weight.copy_(kept[0])
-                layer.bias.copy_(kept[1])
+            layer.load_state_dict(kept)
             found, after = unchanged(len(found.offsets)), before
     record = {"strength": found.strength, "offsets": found.offsets.tolist(), "images": len(images)}
     return {**record, **_means(before, "before"), **_means(after, "after")}
@@ -284,9 +279,7 @@ def calibrate_run(run: Run, predictor: TreePredictor, images: ImageSet) -> None:
         load_weights(network, read_tensors(run.model_file)[0], origin=str(run.model_file))
         record = calibrate(predictor, images, run.recipe)
         *lines, last = read_log(run.log_file)
-        lines.append(last | {"calibration": record})
-        text = "".join(json.dumps(line) + "\n" for line in lines)
-        store.write_bytes(run.log_file, text.encode())
+        run.write_log([*lines, last | {"calibration": record}])
         about = facts["about"] | {"calibration": record}
         save_model(run.model_file, predictor, run.recipe, about)
     finally:

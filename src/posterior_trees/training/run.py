@@ -23,13 +23,8 @@ from posterior_trees.errors import RunError
 from posterior_trees.recipe import Recipe, parse_resolved, write_recipe
 from posterior_trees.schema import SchemaError, check
 
-FREE_TO_CHANGE = {
-    "training.save_seconds",
-    "training.picture_every",
-    "training.evaluation_batch",
-    "training.compile",
-    "training.calibrate",
-}
+FREE_TO_CHANGE = {"training.save_seconds", "training.picture_every", "training.evaluation_batch",
+                  "training.compile", "training.calibrate"}  # fmt: skip
 """Recipe keys that do not change what a run trains: a finished one can still be calibrated."""
 
 STATE = {
@@ -117,8 +112,10 @@ class Run:
         """Cut the log back to what the state knows; a half-written last line goes too."""
         if not self.is_writer or not self.log_file.is_file():
             return
-        kept = [line for line in read_log(self.log_file) if line["step"] <= step]
-        text = "".join(json.dumps(line) + "\n" for line in kept)
+        self.write_log([line for line in read_log(self.log_file) if line["step"] <= step])
+
+    def write_log(self, lines: list[dict[str, Any]]) -> None:
+        text = "".join(json.dumps(line) + "\n" for line in lines)
         store.write_bytes(self.log_file, text.encode())
 
 

@@ -9,6 +9,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from functools import cached_property
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from lightning_fabric import Fabric
 from posterior_trees.data import ImageSet, grid_patches, load_images
 from posterior_trees.data.facts import describe_training
 from posterior_trees.errors import RunError
+from posterior_trees.evaluation.examples import save_examples
 from posterior_trees.evaluation.score import validate
 from posterior_trees.lock import hold
 from posterior_trees.models.build import build_predictor, check_own
@@ -106,11 +108,7 @@ class Trainer:
         if validation is not None:  # random windows train, a fixed grid of them validates
             self.validation = grid_patches(validation, recipe.data.patch)
         self.feed = Feed(
-            recipe,
-            self.predictor,
-            self.train,
-            rank=fabric.global_rank,
-            processes=fabric.world_size,
+            recipe, self.predictor, self.train, rank=fabric.global_rank, processes=fabric.world_size
         )
         self.steps_per_epoch, self.balancer = self.feed.steps_per_epoch, self.feed.balancer
         is_growing = recipe.network.kind == "growing"
@@ -121,7 +119,6 @@ class Trainer:
         self.total_steps = self.learner.total_steps
         self.step, self.seconds, self.saved_at = 0, 0.0, time.monotonic()
         self.best = math.inf
-        self.image_facts: dict[str, Any] = {}
         if recipe.training.calibrate:  # a network that cannot be calibrated is refused now
             find_layer(self.predictor, self.validation, recipe.seed)
 
@@ -134,8 +131,10 @@ class Trainer:
         if self.step < self.total_steps:  # `watch` ended it: the same call goes on from here
             self.save()
         elif self.recipe.training.calibrate:
-            self.calibrate()
-        self.learner.swap_in_average()
+            if self.run.is_writer and self.validation is not None:
+                calibrate_run(self.run, self.predictor, self.validation)
+            self.fabric.barrier()
+        self.learner.average.swap_in()
 
     def advance(self, step: int) -> None:
         """One optimiser step, and at the end of an epoch its log line, saves and pictures."""
@@ -188,7 +187,7 @@ class Trainer:
                 line["warnings"] = [*line.get("warnings", []), *doubts]
             if doubts and self.report is None:  # nobody reads the log's lines as they come
                 warnings.warn("; ".join(doubts), stacklevel=4)
-        weights = self.learner.swap_in_average()
+        weights = self.learner.average.swap_in()
         if self.validation is not None:
             scores = validate(self.predictor, self.validation, self.recipe)
             line |= self.fabric.broadcast(scores)  # all processes must draw the same conclusions
@@ -209,8 +208,6 @@ class Trainer:
     def _picture(self, epoch: int, is_last: bool) -> None:
         every = self.recipe.training.picture_every
         if self.run.is_writer and every and (epoch % every == 0 or is_last):
-            from posterior_trees.evaluation.examples import save_examples
-
             images = self.validation or self.train
             file = self.run.folder / "trees" / f"epoch_{epoch:04d}.png"
             save_examples(file, self.predictor, images, seed=self.recipe.seed)
@@ -252,12 +249,6 @@ class Trainer:
             self.health.load_state_dict(state["health"])
         self.run.rewind(self.step)
 
-    def calibrate(self) -> None:
-        """Calibrate the best weights of a run that is over, unless that was done before."""
-        if self.run.is_writer and self.validation is not None:
-            calibrate_run(self.run, self.predictor, self.validation)
-        self.fabric.barrier()
-
     def _refuse_nan(self) -> None:
         if not (self.health.is_finite() and self.learner.is_finite()):
             raise RunError(
@@ -267,9 +258,11 @@ class Trainer:
                 "training.precision='32-true'"
             )
 
+    @cached_property
+    def image_facts(self) -> dict[str, Any]:
+        return describe_training(self.train, self.predictor.measurement)
+
     def _about(self) -> dict[str, Any]:
-        if not self.image_facts:
-            self.image_facts = describe_training(self.train, self.predictor.measurement)
         facts = {"epochs": self.step / self.steps_per_epoch, "step": self.step}
         if "start" in self.predictor.about:
             facts["start"] = self.predictor.about["start"]

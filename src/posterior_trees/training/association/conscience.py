@@ -21,6 +21,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from posterior_trees.training.association import Errors, Rule
 from posterior_trees.tree import Tree, level_sizes
 
 RATE = 0.03
@@ -29,19 +30,15 @@ LIMIT = 5.0
 """Of $|b|$: what is a hundred times worse than its siblings needs another cure."""
 
 
-class Conscience:
+class Conscience(Rule):
     """$b$ of all nodes, level by level, root first; `strength` is where $\tau$ is read from."""
-
-    leads = False
 
     def __init__(self, branching: Sequence[int], strength: Float[Tensor, ""]) -> None:
         self.branching, self.strength = tuple(branching), strength
         self.sizes = level_sizes(branching)
         self.bias = torch.zeros(sum(self.sizes), device=strength.device)
 
-    def adjust(
-        self, tree: Tree, x: Float[Tensor, "b *shape"], errors: Sequence[Float[Tensor, "b _"]]
-    ) -> list[Float[Tensor, "b _"]]:
+    def adjust(self, tree: Tree, x: Float[Tensor, "b *shape"], errors: Errors) -> Errors:
         r"""$e^{\tau b}$ times the errors."""
         handicaps = (self.strength * self.bias).exp().split(self.sizes)
         return [e * h for e, h in zip(errors, handicaps, strict=True)]

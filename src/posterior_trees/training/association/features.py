@@ -36,17 +36,15 @@ from torch import Tensor
 
 from posterior_trees.errors import RecipeError
 from posterior_trees.networks.head import mean_inside
-from posterior_trees.recipe.sections import FEATURES
+from posterior_trees.training.association import Errors, Rule
 from posterior_trees.tree import Tree
 
 Eyes = Callable[[Tensor], Tensor]
 r"""$\varphi$, of images with any leading axes."""
 
 
-class Part:
+class Part(Rule):
     """What of images tells children apart."""
-
-    leads = False
 
     def __init__(self, focus: Sequence[float], features: str = "pixels") -> None:
         self.focus, self.eyes = focus, eyes_of(features)
@@ -54,14 +52,12 @@ class Part:
     def of(self, images: Float[Tensor, "*n c h w"]) -> Float[Tensor, "*n _ _ _"]:
         return self.eyes(inside(images, self.focus))
 
-    def adjust(
-        self, tree: Tree, x: Float[Tensor, "b c h w"], errors: Sequence[Float[Tensor, "b _"]]
-    ) -> tuple[Float[Tensor, "b _"], ...]:
+    def adjust(self, tree: Tree, x: Float[Tensor, "b c h w"], errors: Errors) -> Errors:
         """Mean squared errors of every node in this part, level by level."""
         return tree.map_images(self.of).errors(self.of(x))
 
 
-class Inside:
+class Inside(Rule):
     """The region of each picture tells children apart, and the truth reaches them by it."""
 
     leads = True
@@ -69,9 +65,7 @@ class Inside:
     def __init__(self, region: Float[Tensor, "b 1 h w"], eyes: Eyes) -> None:
         self.region, self.eyes = region, eyes
 
-    def adjust(
-        self, tree: Tree, x: Float[Tensor, "b c h w"], errors: Sequence[Float[Tensor, "b _"]]
-    ) -> tuple[Float[Tensor, "b _"], ...]:
+    def adjust(self, tree: Tree, x: Float[Tensor, "b c h w"], errors: Errors) -> Errors:
         return tuple(errors_inside(nodes, x, self.region, self.eyes) for nodes in tree.images)
 
 
@@ -87,8 +81,8 @@ def errors_inside(
 
 def eyes_of(features: str) -> Eyes:
     r"""The $\varphi$ that a recipe names."""
-    ours = {"pixels": lambda images: images, "shape": shape, "edges": edges}
-    if features in FEATURES:
+    ours: dict[str, Eyes] = {"pixels": lambda images: images, "shape": shape, "edges": edges}
+    if features in ours:
         return ours[features]
     try:
         found: Any = pkgutil.resolve_name(features)

@@ -17,7 +17,7 @@ centre is a mean, and knows no detail. With `loss.focus` it is that of a part (`
 Deviation: the paper leaves it to the annealing. Off unless `loss.guided_epochs` is above 0.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import torch
 from jaxtyping import Float
@@ -25,6 +25,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from posterior_trees.clustering import hierarchical_kmeans
+from posterior_trees.training.association import Errors, Rule
 from posterior_trees.training.association.features import Part
 from posterior_trees.tree import Tree, level_sizes
 
@@ -34,7 +35,7 @@ IMAGES = 4096
 """Images that are clustered at most."""
 
 
-class Starts:
+class Starts(Rule):
     """The centres, and where they are asked for, whom they lead: while `is_guided` is above 0 the
     truth goes down their tree. `part` says what of images is clustered."""
 
@@ -48,9 +49,7 @@ class Starts:
         self.centres: list[Tensor] = []
         self.is_found = False
 
-    def adjust(
-        self, tree: Tree, x: Float[Tensor, "b *shape"], errors: Sequence[Float[Tensor, "b _"]]
-    ) -> list[Float[Tensor, "b _"]]:
+    def adjust(self, tree: Tree, x: Float[Tensor, "b *shape"], errors: Errors) -> Errors:
         far = distances(coarse(self.part.of(x - tree.root)), self.centres)
         return [torch.where(self.is_guided > 0, f, e) for f, e in zip(far, errors, strict=True)]
 
@@ -60,13 +59,6 @@ class Starts:
             size = coarse(self.part.of(image).unsqueeze(0)).shape[1]
             sizes = level_sizes(self.branching)
             self.centres = [torch.zeros(nodes, size, device=image.device) for nodes in sizes]
-
-    def find(
-        self, missed: Iterable[Float[Tensor, "b *shape"]], generator: torch.Generator
-    ) -> list[Float[Tensor, "_ d"]]:
-        """Centres of what the root misses."""
-        rows = torch.cat([coarse(self.part.of(part)) for part in missed])
-        return find_centres(rows, self.branching, generator)
 
     def take(self, centres: Sequence[Float[Tensor, "_ d"]]) -> None:
         """Begin at these centres; they go where a recorded step reads them."""
