@@ -1,5 +1,6 @@
 """Names that find models: those of the package, and whatever lies in a checkout's `models/`."""
 
+import json
 import re
 from pathlib import Path
 
@@ -86,3 +87,26 @@ def test_the_card_says_how_to_prepare_a_picture_and_what_it_is_not_for(checkout:
             "| 0 | 20.000 [19.500, 20.250] |", "non-commercial research", "MB in bf")  # fmt: skip
     for words in said:
         assert words in card, words
+
+
+@pytest.mark.parametrize("name", ["cats_colorize", "faces_colorize", "shoes_from_edges"])
+def test_a_small_model_is_what_its_card_and_its_results_say(name: str) -> None:
+    """Of the checkout itself: small, for non-commercial use, true to its measurement, scored."""
+    file = Path(__file__).parents[1] / "models" / f"{name}.safetensors"
+    assert file.stat().st_size <= 8e6
+    predictor = load(str(file), "cpu")
+    assert re.search("non-commercial|CC BY-NC", predictor.about["terms"])
+    numbers = Path(__file__).parents[1] / "results" / "models" / "numbers.json"
+    scored = json.loads(numbers.read_text("utf-8"))["whole_test_pictures"].values()
+    found = next(row for row in scored if row["task"] == name)
+    assert [row["mean"] for row in predictor.about["test"]["psnr"]] == pytest.approx(
+        [row["mean"] for row in found["psnr"]]
+    )
+    x = torch.rand(1, 3, 128, 128, generator=torch.Generator().manual_seed(0))
+    y = predictor.measure(x) if predictor.measurement.is_computable else x[:, :1].round()
+    with torch.inference_mode():
+        tree = predictor(y)
+    assert tree.branching == (3, 3)
+    if predictor.measurement.is_computable:  # every node has the grey values that were given
+        for nodes in tree.images:
+            torch.testing.assert_close(nodes.mean(dim=2), y.expand(-1, nodes.shape[1], -1, -1))

@@ -41,26 +41,26 @@ OWN="data.size=[128,128] data.validation=0.1 training.epochs=44 loss.epsilon_sta
 COLOUR="$FACES training.epochs=12 loss.epsilon_start=2.5 loss.epsilon_scale=1"
 CATS="data.size=[128,128] data.validation=0.1 training.epochs=36 loss.epsilon_start=6 loss.epsilon_scale=2.5"
 CELLS="data.augment=['symmetries','brightness'] data.validation=0.15 data.test=0.15 training.calibrate=true"
-SURE="loss.surprise=[0.1,0.05]" SURER="loss.surprise=[0.3,0.1]"
+SURE="loss.surprise=[0.1,0.05]"
 JOBS="eyes|faces_eyes|$EYES $RESIDUAL
 mouth|faces_mouth|$MOUTH $RESIDUAL
-colour|faces_colorize|$COLOUR $UNET $SURE
-cats|cats_colorize|$CATS $UNET $SURE
-shoes|shoes_from_edges|$UNET $SURE
+colour|faces_colorize|$COLOUR $UNET
+cats|cats_colorize|$CATS $UNET
+shoes|shoes_from_edges|$UNET
 cells|cells_actin_to_dna|$CELLS
 eyes_large|faces_eyes|$EYES
 mouth_large|faces_mouth|$MOUTH
 colour_large|faces_colorize|$COLOUR
 cats_large|cats_colorize|$CATS
 shoes_large|shoes_from_edges|
-colour_surer|faces_colorize|$COLOUR $UNET $SURER
-cats_surer|cats_colorize|$CATS $UNET $SURER
-shoes_surer|shoes_from_edges|$UNET $SURER
+colour_sure|faces_colorize|$COLOUR $UNET $SURE
+cats_sure|cats_colorize|$CATS $UNET $SURE
+shoes_sure|shoes_from_edges|$UNET $SURE
 cells_shape|cells_actin_to_dna|$CELLS loss.features=shape
 eyes_own|faces_eyes|$OWN loss.guided_epochs=33 $RESIDUAL
 mouth_own|faces_mouth|$OWN loss.guided_epochs=25 $RESIDUAL
-cats_seed1|cats_colorize|$CATS $UNET $SURE seed=1
-cats_seed2|cats_colorize|$CATS $UNET $SURE seed=2
+cats_seed1|cats_colorize|$CATS $UNET seed=1
+cats_seed2|cats_colorize|$CATS $UNET seed=2
 cells_seed1|cells_actin_to_dna|$CELLS seed=1
 cells_seed2|cells_actin_to_dna|$CELLS seed=2
 digits|digits_inpaint|data.validation=0.05 network.c_init=3"

@@ -24,6 +24,7 @@ from posterior_trees import load, store
 from posterior_trees.data import load_evaluation
 from posterior_trees.evaluation.score import report, score
 from posterior_trees.metrics import summarize
+from posterior_trees.models.card import facts_of
 from posterior_trees.models.checkpoint import export_model, load_recipe
 from posterior_trees.models.shelf import KNOWN
 
@@ -146,6 +147,7 @@ def adopt(job: dict[str, Any], data: Path | None) -> dict[str, Any]:
     table = report(predictor, scores, model=recipe.task, task=recipe.task, split="test")
     seconds = time_one(predictor, images)
     size = list(images.shape[-2:])
+    predictor.about |= facts_of(recipe)  # in the words of today
     predictor.about["speed"] = {"seconds": seconds, "threads": 2, "size": size}
     predictor.about["command"] = "bash reproduction/scripts/small.sh"
     if recipe.task in KNOWN:

@@ -88,8 +88,9 @@ def describe_task(recipe: Recipe) -> str:
         "colorize": "Colour is lost",
         "denoise": f"Noise of standard deviation {spec.sigma:g} is added",
         "downsample": f"Blocks of {spec.factor}×{spec.factor} pixels become one",
-        "paired": f"{_called(recipe.data.inputs) or 'Edges'} becomes "
-        f"{_called(recipe.data.targets) or 'a picture'}",
+        "paired": f"{_called(recipe.data.inputs)} becomes {_called(recipe.data.targets)}"
+        if recipe.data.inputs
+        else "Edges become a picture",
     }.get(spec.kind, "")
 
 
