@@ -13,6 +13,7 @@ from PIL import Image, ImageDraw
 from posterior_trees import Colorize, Inpaint, Paired, cli, wrap
 from posterior_trees.errors import DataError, InputError
 from posterior_trees.imaging.regions import label
+from posterior_trees.imaging.source import Plane
 from posterior_trees.models.build import build_predictor
 from posterior_trees.models.checkpoint import load, save_model
 from posterior_trees.pictures.answer import answer
@@ -141,7 +142,9 @@ def test_what_lies_beyond_the_portrait_is_said(tmp_path: Path) -> None:
 def test_a_portrait_without_marks_is_doubted(predictor, resize: bool, tmp_path: Path) -> None:
     Image.fromarray(portrait((80, 100)).transpose(1, 2, 0)).save(tmp_path / "a.png")
     picture = read(tmp_path / "a.png", predictor, Reading.of(resize=resize))
-    assert "cut around both eyes, and nobody said" in answer(predictor, picture).remarks["note"]
+    note = answer(predictor, picture).remarks["note"]
+    assert "cut around both eyes, and nobody said" in note
+    assert ("64 pixels high, not 80 (--scale 0.8)" in note) is not resize
 
 
 # ---- drawings -----------------------------------------------------------------------------------
@@ -233,6 +236,14 @@ def test_the_smallest_drawing_is_not_called_filled() -> None:
     assert find_lines(np.asarray(image)[None], (40, 40), BOX).sum() >= 50
 
 
+def test_a_drawing_larger_than_the_model_s_is_doubted(tmp_path: Path) -> None:
+    Image.fromarray(np.where(drawing(3)[0] > 128, 255, 0).astype(np.uint8)).save(tmp_path / "a.png")
+    picture = read(tmp_path / "a.png", SHOES, Reading())
+    assert "has 220×300: let --lines" in answer(SHOES, picture).remarks["note"]
+    made = read(tmp_path / "a.png", SHOES, Reading.of(lines=True))
+    assert "note" not in answer(SHOES, made).remarks
+
+
 def test_nothing_but_specks_is_refused() -> None:
     dots = np.full((1, 1000, 1000), 255, np.uint8)
     for row in range(10, 1000, 25):
@@ -264,7 +275,7 @@ def test_a_photograph_given_as_lines_is_doubted(tmp_path: Path) -> None:
     Image.fromarray(portrait((128, 128))[0]).save(tmp_path / "p.png")
     note = answer(SHOES, read(tmp_path / "p.png", SHOES)).remarks["note"]
     assert "knows thin black lines on white" in note
-    Image.fromarray(drawing(1)[0]).save(tmp_path / "d.png")
+    Image.fromarray(drawing(1, zoom=0.4)[0]).save(tmp_path / "d.png")
     assert "note" not in answer(SHOES, read(tmp_path / "d.png", SHOES)).remarks
 
 
@@ -288,3 +299,17 @@ def test_a_stored_model_says_where_eyes_lie_and_predict_cuts_there(tmp_path: Pat
     with pytest.raises(SystemExit):
         cli.main(["predict", "digits", words[1], "--lines", "--out", str(out)])
     assert "--lines is for models whose card" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["turned", "palette"])
+def test_a_tiff_that_pillow_reads_is_asked_for_the_planes_that_are_told(
+    name: str, tmp_path: Path
+) -> None:
+    """Not read without them: a channel that is not there was ignored, and a tree written."""
+    grey = Image.fromarray(np.full((20, 30), 90, np.uint8))
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    grey.save(tmp_path / "turned.tif", exif=exif)
+    grey.convert("P").save(tmp_path / "palette.tif")
+    with pytest.raises(ValueError, match="no channel 3"):
+        read(tmp_path / f"{name}.tif", SHOES, Reading.of(plane=Plane(channel=3)))

@@ -1,7 +1,7 @@
 """What the paper compares with: samples of a posterior, clustered into a tree.
 
 Samplers share one form, `sampler(denoise, measurement, y, n, *, …, generator=None)`, and give
-`(b, n, *shape)`; `process.py` says what a denoiser is. `cluster.py` makes a tree of any samples.
+`(b, n, *shape)`; `process.py` says what a denoiser is. `clustering.py` makes a tree of any samples.
 """
 
 from posterior_trees.baselines.ddnm import ddnm

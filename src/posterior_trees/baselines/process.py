@@ -12,6 +12,7 @@ interchangeable. Samplers work in the denoiser's own scale on points and images 
 schedules in float64 and carry all samples of all measurements in one batch.
 """
 
+import inspect
 import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial, wraps
@@ -136,8 +137,6 @@ def sampler(walk: FunctionType, is_exact: bool = True) -> Callable[..., Tensor]:
     """A sampler: draws `n` samples of every `y`, by what `walk` makes of their chain and its
     options; `is_exact`, of measurements that can be imposed on an image only."""
 
-    @wraps(walk)
-    @torch.no_grad()
     def draw(
         denoise: Denoiser, measurement: Measurement, y: Float[Tensor, "b *shape"], n: int, *,
         generator: torch.Generator | None = None, clip: Clip = None, **options: Any,
@@ -152,7 +151,16 @@ def sampler(walk: FunctionType, is_exact: bool = True) -> Callable[..., Tensor]:
         chain = Chain(denoise, measurement, y, n, generator, clip)
         return walk(chain, **options).unflatten(0, (-1, n))
 
-    return draw
+    known, own = inspect.signature(draw).parameters, inspect.signature(walk).parameters
+    made: Any = wraps(walk)(torch.no_grad()(draw))
+    made.__signature__ = inspect.Signature(
+        [
+            *(known[name] for name in ("denoise", "measurement", "y", "n")),
+            *(p for p in own.values() if p.kind is p.KEYWORD_ONLY),
+            *(known[name] for name in ("generator", "clip")),
+        ]
+    )
+    return made
 
 
 def seen_noise(measurement: Measurement, noise: float | int) -> float:

@@ -105,7 +105,7 @@ def print_end(run: Path, data: Path | None) -> None:
 
 
 def describe_calibration(record: dict[str, Any]) -> str:
-    """One line about the record that `training/calibrate.py` keeps in a model."""
+    """One line about the record that `training/probabilities.py` keeps in a model."""
     images = f"{record['images']} validation images"
     if record["strength"] == 1 and not any(record["offsets"]):
         return f"calibration left the probabilities as trained: {images} ask for no change"

@@ -132,6 +132,8 @@ def write_card(predictor: TreePredictor) -> str:
     lines = [f"- **{title}**: {words[key]}" for key, title in LINES.items() if key in words]
     size = predictor.measurement.size
     takes = f"{size[0]}×{size[1]} pixels" if size else "pictures of any size"
+    if frame := predictor.about.get("frame"):
+        takes += f", best of {frame['size'][0]}×{frame['size'][1]}, as in training"
     count = sum(tensor.numel() for tensor in predictor.state_dict().values())
     return "\n".join([
         "---", "library_name: posterior-trees", "tags: [posterior-trees, uncertainty]", "---",

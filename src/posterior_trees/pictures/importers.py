@@ -37,11 +37,23 @@ def doubt_picture(
     if importer is not None:
         return ""
     task = f"the task {predictor.name!r}" if predictor.name else "this model"
-    if takes_eyes(predictor) and (is_resized or stored.shape[-2:] != side_of(predictor)):
+    height, width = stored.shape[-2:]
+    if takes_eyes(predictor) and (is_resized or (height, width) != side_of(predictor)):
+        side, _ = side_of(predictor)
         return (
             f"{task} knows pictures that are cut around both eyes, and nobody said where they are "
             "in this one: mark them (--align X1 Y1 X2 Y2, or on the page) if it is not cut so"
+        ) + (
+            f". One that is has to be as small as those it learned from: {side} pixels high, not "
+            f"{height} (--scale {side / height:.4g})" * (not is_resized and height != side)
         )
+    if takes_lines(predictor):
+        side = max(predictor.about["frame"]["size"])
+        if max(height, width) > 1.5 * side:
+            return (
+                f"{task} knows lines one pixel thin in {side} pixels, and this picture has "
+                f"{height}×{width}: let --lines (on the page tick it) make such lines"
+            )
     if takes_lines(predictor) and is_no_map(stored):
         return (
             f"{task} knows thin black lines on white, and this picture has greys or much black: "
@@ -52,9 +64,12 @@ def doubt_picture(
 
 def describe_way(predictor: Predictor, proposed: Importer | None) -> dict:
     """What the page has to know of a model's own importer: null where it has none, for `digit` and
-    `lines` whether they are proposed, for `align` where the eyes come to lie."""
+    `lines` whether they are proposed, for `align` where the eyes come to lie. Lines are proposed to
+    everybody: what has lines as the model's already keeps them."""
     return {
         "digit": isinstance(proposed, Digit) if takes_digits(predictor) else None,
-        "lines": isinstance(proposed, Lines) if takes_lines(predictor) else None,
+        "lines": proposed is None or isinstance(proposed, Lines)
+        if takes_lines(predictor)
+        else None,
         "align": predictor.about["frame"]["at"] if takes_eyes(predictor) else None,
     }

@@ -232,8 +232,8 @@ def open_plane(path: str | PathLike[str], predictor: Predictor, plane: Plane) ->
         if is_told or file.is_dir() or has_more_images(file):
             raise
         return None  # Pillow reads plain TIFF without tifffile
-    if stack is None or (is_photograph(stack) and not is_told):
-        return None
+    if stack is None or (is_photograph(stack) and not is_told):  # tells what does not fit
+        return open_source(path, **plane._asdict()) if is_told else None
     try:
         return choose_plane(stack, plane)
     except BaseException:

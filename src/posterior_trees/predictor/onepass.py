@@ -218,7 +218,8 @@ class TreePredictor(nn.Module):
     def compile(  # ty: ignore[incompatible-method-override]
         self, dtype: torch.dtype | None = None
     ) -> "FastPredictor":
-        """The same predictor, for prediction only and as fast as its device can; see `fast.py`.
+        """The same predictor, for prediction only and as fast as its device can
+        (`fast/predictor.py`).
 
         `dtype` is that of the network: bfloat16 on CUDA unless you say otherwise. The first call
         with each shape of `y` takes up to a minute, to compile.

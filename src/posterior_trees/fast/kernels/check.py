@@ -3,8 +3,8 @@
 Triton compiles a kernel where it is first used, and may fail there: on a GPU that nobody has tried,
 with too little shared memory, in another version. So before the first use a small problem of each
 kind is solved, the widest tile of the last layer among them. The answers are plain torch's, in
-float32 on the CPU. `accelerate.kernels` asks, once in a process; compiled
-kernels stay in Triton's cache on disk.
+float32 on the CPU. `accelerate.has_kernels` asks, once in a process; compiled kernels stay in
+Triton's cache on disk.
 """
 
 from collections.abc import Callable, Iterator

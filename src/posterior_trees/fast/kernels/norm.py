@@ -6,7 +6,7 @@ $b = \beta - \mu a$ per image and channel, from the mean $\mu$ and the inverse d
 group, and these from sums of values and of squares:
 
 - `measure`: these sums, and from them $\mu$ and $r$, the *moments*;
-- `normalize`: applies them and the LeakyReLU; what else a prediction does in that pass is in
+- `_normalized`: applies them and the LeakyReLU; what else a prediction does in that pass is in
   `kernels/predict.py`;
 - small maps are bound by launches, not by bytes: where a program can hold a group, it reads it once
   and needs no sums; `group_norm` chooses.
