@@ -32,7 +32,10 @@ def is_checkout() -> bool:
 
 def how_to_get(name: str) -> str:
     """What to do for the model of a task that is not here."""
-    file, train = f"{FOLDER}/{name}{ENDING}", f"ptrees train recipes/{name}.toml --out RUN"
+    file, train = (
+        f"{FOLDER}/{name}{ENDING}",
+        f"ptrees train recipes/{name}.toml --data DIR --out RUN",
+    )
     if is_checkout():
         return f"this checkout has no {file} (git pull may bring it); or train it: {train}"
     return (
