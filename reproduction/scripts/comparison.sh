@@ -10,8 +10,8 @@
 # digits-compare   100 test digits, 100 samples each     → OUT/digits
 # digits-1000      20 test digits, 1000 samples each     → OUT/digits_1000
 # faces-train      64×64, all side by side: trees and cGANs of three tasks, the conditional diffusion model of
-#                  all three and the prior. Trees have the network of the diffusion models (NETWORK below),
-#                  and so have the plain MSE networks that roots are held against
+#                  all three and the prior. Trees have the network of the diffusion models (NETWORK below);
+#                  roots of samplers are held against theirs
 # faces-eyes, faces-mouth, faces-colorize                → OUT/faces64_<task>
 # faces-compare    the three of them in a row, RePaint last: it takes longest
 # faces-table      all of them in one table, below the paper's own rows            → OUT/table1.md
@@ -81,7 +81,7 @@ together() { # run these command lines side by side; fail if one of them fails
   return $status
 }
 
-compare() { # model, folder, then NAME RUN SAMPLER OPTIONS of every method
+compare() { # model, folder, plain MSE network (or none), then NAME RUN SAMPLER OPTIONS of every method
   local model=$1 folder=$2 mse=$3 methods=() options
   shift 3
   while [ $# -gt 0 ]; do
@@ -95,7 +95,7 @@ compare() { # model, folder, then NAME RUN SAMPLER OPTIONS of every method
     shift 4
   done
   $PTREES compare "$model" --data "$DATA" --limit "$IMAGES" --samples "$SAMPLES" --group "$GROUP" \
-    --mse "$mse" --out "$OUT/$folder" --minutes "$(left)" ${COMPILE:+--compile} "${methods[@]}"
+    ${mse:+--mse "$mse"} --out "$OUT/$folder" --minutes "$(left)" ${COMPILE:+--compile} "${methods[@]}"
 }
 
 faces() { # task
@@ -103,7 +103,7 @@ faces() { # task
   if [ "$1" != colorize ]; then # masks only; 280 evaluations in place of 2410
     repaint=(repaint-100-10-3 faces64_prior repaint steps=100,jump=10,resamplings=3)
   fi
-  compare "$RUNS/faces64/faces_$1" "faces64_$1" "$RUNS/faces64/faces_$1_plain" \
+  compare "$RUNS/faces64/faces_$1" "faces64_$1" "" \
     conditional faces64_conditional conditional "" \
     ddnm faces64_prior ddnm "" \
     ddrm faces64_prior ddrm "" \
@@ -143,20 +143,20 @@ digits-1000)
     ddnm digits_prior ddnm ""
   ;;
 faces-train)
-  diffusion="" gan="" common="" eyes="" mouth="" colorize=""
+  conditional="" prior="" gan="" eyes="" mouth="" colorize=""
   if [ -n "$EXTRA" ]; then # an epoch of 14,000 faces, not 4,000: whatever is counted in epochs is fewer
     BASELINES+=(--set "data.extra=['$EXTRA']") TREES+=(--set "data.extra=['$EXTRA']")
-    diffusion=EPOCHS=73 gan=EPOCHS=12
-    common="--set loss.epsilon_start=1.5 --set training.average_half_life=0.3"
-    holes="$common --set training.epochs=10 --set loss.epsilon_scale=0.03 --set balancer.start=1.8"
-    eyes="$holes --set loss.guided_epochs=7.5" mouth="$holes --set loss.guided_epochs=5.5"
-    colorize="$common --set training.epochs=7 --set loss.epsilon_scale=0.6"
+    common="--set training.average_half_life=0.4 --set training.calibrate=true"
+    holes="$common --set training.epochs=14 --set loss.epsilon_start=2 --set loss.epsilon_scale=0.04 --set balancer.start=3"
+    eyes="$holes --set loss.guided_epochs=10.5" mouth="$holes --set loss.guided_epochs=8"
+    colorize="$common --set training.epochs=12 --set loss.epsilon_start=2.5 --set loss.epsilon_scale=1"
+    conditional=EPOCHS=93 prior=EPOCHS=54 gan=EPOCHS=8 # 1.3 and 0.8 million images
   fi
-  lines=("$diffusion baselines faces64_conditional" "$diffusion baselines faces64_prior")
+  lines=("$conditional baselines faces64_conditional" "$prior baselines faces64_prior")
   for task in eyes mouth colorize; do
     apart="" # children by squared errors of the whole picture, as K-means has it
     [ $task != mouth ] || apart="--set loss.features=pixels --set 'loss.focus=[]'"
-    lines+=("$gan baselines faces64_cgan_$task" "trees faces64 recipes/faces_$task.toml --plain $apart \
+    lines+=("$gan baselines faces64_cgan_$task" "trees faces64 recipes/faces_$task.toml $apart \
       --set 'data.size=[64,64]' --set data.validation=0.1 $NETWORK ${!task}")
   done
   together "${lines[@]}"

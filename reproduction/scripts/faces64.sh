@@ -45,8 +45,10 @@ date
 warmer=
 if [ -n "$COMPILE" ]; then (warm) >"$HOME64/warm.log" 2>&1 & warmer=$!; fi
 (while sleep 45; do pack; done) >/dev/null 2>&1 & packer=$!
-MINUTES=$(left 720) bash reproduction/scripts/comparison.sh faces-train
-date
+for try in 1 2; do # what a fault of the GPU ended goes on where it was
+  MINUTES=$(left 640) bash reproduction/scripts/comparison.sh faces-train && break
+done
+echo "# all trained, or no time left: $(date)"
 export MINUTES=$(left 10)
 bash reproduction/scripts/comparison.sh faces-compare ||
   COMPILE= bash reproduction/scripts/comparison.sh faces-compare
