@@ -62,6 +62,17 @@ class Shrinker:
         return alpha_at(self.alpha_bar, t) ** 0.5 * x_t
 
 
+class Offset(Shrinker):
+    """One that is off by the same everywhere and always."""
+
+    def __init__(self, wrong: torch.Tensor) -> None:
+        super().__init__()
+        self.wrong = wrong
+
+    def __call__(self, x_t: torch.Tensor, t: int, y: torch.Tensor | None = None) -> torch.Tensor:
+        return super().__call__(x_t, t, y) + self.wrong
+
+
 def test_the_linear_schedule_is_that_of_ddpm() -> None:
     alpha_bar = linear_alpha_bar()
     assert alpha_bar.dtype == torch.float64
@@ -332,6 +343,24 @@ def test_repaint_draws_hidden_pixels_with_the_variance_of_ddpm() -> None:
     found = samples[0][:, MASK].std(dim=0).mean().item()
     assert found == pytest.approx(math.sqrt(variance), abs=0.012)
     assert variance < 0.95
+
+
+@pytest.mark.parametrize(
+    ("measurement", "shape"),
+    [(Inpaint(MASK), (1, 4, 4)), (Colorize(), (3, 4, 4)), (Downsample(2), (1, 4, 4))],
+    ids=["hole", "colour", "blocks"],
+)
+def test_a_conditional_network_may_say_anything_of_what_is_measured(measurement, shape) -> None:
+    """It learns what the measurement leaves open only; a clip must not mix the rest in."""
+    y = measurement(torch.rand(2, *shape, dtype=torch.float64, generator=seeded()) - 0.5)
+    wrong = 4 * torch.ones(1, *shape, dtype=torch.float64)
+    wrong -= measurement.project(wrong)
+    one, other = (
+        conditional(denoise, measurement, y, 3, generator=seeded(1), clip=(-1.0, 1.0), **QUICK)
+        for denoise in (Shrinker(), Offset(wrong))
+    )
+    assert one.std(dim=1).max().item() > 0.1
+    torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
 
 
 def test_clipping_happens_only_on_request() -> None:

@@ -505,7 +505,7 @@ class Unrecorded:
         return step
 
 
-COUNTED = ("loss.conscience=0.5", "balancer.is_on=true", "balancer.start=1")
+COUNTED = ("loss.conscience=0.5", "balancer.is_on=true", "balancer.start=1", "optimizer.clip=0.1")
 
 
 @pytest.mark.gpu
@@ -1131,8 +1131,10 @@ def test_broken_weights_are_never_written(tmp_path, recipe, blobs):
     assert not (tmp_path / "state.safetensors").exists()
 
 
-def test_a_learning_rate_that_explodes_ends_in_advice(tmp_path, recipe, blobs):
-    changes = ("optimizer.name=sgd", "optimizer.lr=1e38", "optimizer.head_lr=1e38")
+@pytest.mark.parametrize("clip", [0, 1e30])
+def test_a_learning_rate_that_explodes_ends_in_advice(tmp_path, recipe, blobs, clip):
+    changes = ("optimizer.name=sgd", "optimizer.lr=1e38", "optimizer.head_lr=1e38",
+               f"optimizer.clip={clip}")  # fmt: skip
     with pytest.raises(
         RunError, match=r"Lower optimizer\.lr \(now 1e\+38\), set optimizer\.clip=1\.0"
     ):

@@ -36,7 +36,7 @@ read -ra CHANGES <<<"${SET:-}"
 BASELINES=()
 for change in ${CHANGES[@]+"${CHANGES[@]}"}; do BASELINES+=(--set "$change"); done
 NETWORK="--set network.kind=residual --set network.width=40 --set network.decoder=shared \
-  --set network.dropout=0.1 --set optimizer.lr=1e-3"
+  --set network.dropout=0.1 --set optimizer.lr=1e-3 --set optimizer.clip=0.1" # four times the usual gradient
 ALL=() TREES=() CHECK=() STEPS="" REPAINT=""
 if [ "${TRY:-0}" != 0 ]; then
   ALL=(--set training.epochs=1 --set training.compile=false)

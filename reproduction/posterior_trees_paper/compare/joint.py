@@ -13,7 +13,7 @@ from typing import Any
 
 from posterior_trees import store
 from posterior_trees.errors import InputError
-from posterior_trees_paper.compare.table import label, pipe, spread
+from posterior_trees_paper.compare.table import LEVEL, pipe, shown_coverage
 
 PAPER = {
     "faces_colorize": {"psnr": (24.6, 25.7, 26.4), "nll": (0.9, 2.0)},
@@ -38,27 +38,38 @@ def read_tables(folders: Sequence[Path]) -> list[dict[str, Any]]:
 
 
 def to_markdown(tables: Sequence[dict[str, Any]]) -> str:
-    depths = len(tables[0]["methods"][0]["psnr"])
-    head = ["task", "method", "trained on", *[f"PSNR d={d}" for d in range(depths)],
-            *[f"NLL d={d}" for d in range(1, depths)], "NFE"]  # fmt: skip
+    head = ["task", "method", "trained on", "evaluations", "PSNR from the root on, dB",
+            "NLL below it", f"held of {LEVEL:.0%}", "accepted?"]  # fmt: skip
     sizes = sorted({len(table["images"]) for table in tables})
     caption = (
-        f"{' or '.join(map(str, sizes))} test images a task; mean ± standard deviation over "
-        "images, PSNR in dB, of the hole where there is one. *failed*: a diffusion model that does "
-        "not pass the tests in its task's own table, which also has the paired differences."
+        f"{' or '.join(map(str, sizes))} test images a task, means; PSNR of the hole where there "
+        "is one. Deviations, paired differences and the limits of the tests are in each task's own "
+        "table."
     )
     lines = []
     for table in tables:
         if known := PAPER.get(table["task"]):
-            numbers = [f"*{value}*" for value in (*known["psnr"], *known["nll"])]
-            lines.append([table["task"], f"*{OTHER}*", "*24,183*", *numbers, "*1*"])
+            numbers = [" / ".join(map(str, known[key])) for key in ("psnr", "nll")]
+            lines.append([table["task"], f"*{OTHER}*", "24,183", "1", *numbers, "–", ""])
         for row in table["methods"]:
-            quality = row["psnr_hole"] or row["psnr"]
-            cells = map(spread, (*quality, *row["nll"][1:]))
+            values = row["psnr_hole"] or row["psnr"], row["nll"][1:]
+            numbers = [" / ".join(f"{value['mean']:.2f}" for value in found) for found in values]
             counts = map(row.get, ("trained_on", "evaluations"))
             seen, asked = (f"{n:,}" if n else "–" for n in counts)
-            lines.append([table["task"], label(row), seen, *cells, asked])
+            about = shown_coverage(row.get("coverage")), _accepted(row)
+            lines.append([table["task"], row["name"], seen, asked, *numbers, *about])
     return "\n".join(["# All methods on all tasks", "", caption, "", *pipe(head, lines, 2)]) + "\n"
+
+
+def _accepted(row: dict[str, Any]) -> str:
+    """Yes, or the tests that a diffusion model does not pass."""
+    if not (found := row["acceptance"]):
+        return ""
+    forms = {"v": "v {:.2f}", "chi2": "χ² {:.0f}", "root": "root {:+.2f} dB"}
+    failed = [form.format(found[key]["value"]) for key, form in forms.items()
+              if found[key]["passed"] is False]  # fmt: skip
+    words = {True: "yes", False: f"no: {', '.join(failed)}", None: "undecided"}
+    return words[found["passed"]]
 
 
 def main(words: Sequence[str] | None = None) -> None:

@@ -245,7 +245,7 @@ def _grid(rows: list[dict[str, Any]], sign: str) -> tuple[list[str], list[list[s
         line += [spread(row["nll"][d], sign) for d in depths[1:]]
         line += [f"{row['entropy'][d]['mean']:.2f}" for d in depths[1:]]
         mebibytes = None if row["peak_bytes"] is None else row["peak_bytes"] / 2**20
-        line.append(_coverage(row.get("coverage")))
+        line.append(shown_coverage(row.get("coverage")))
         line += [_number(row[key], form) for key, form in forms.items()]
         cells.append([*line, _number(mebibytes, "{:.0f}")])
     return head, cells
@@ -314,7 +314,7 @@ def _number(value: float | int | None, form: str) -> str:
     return "–" if value is None else form.format(value)
 
 
-def _coverage(found: dict[str, Any] | None) -> str:
+def shown_coverage(found: dict[str, Any] | None) -> str:
     return "–" if found is None else f"{found['held']:.2f} ({_number(found['claim'], '{:.2f}')})"
 
 

@@ -77,6 +77,8 @@ def conditional(chain: Chain, *, steps: int = 100, eta: float | int = 1.0) -> Te
     posterior = given(chain.measurement, known) if given else lambda x, t: asked(x, t, known)
 
     def estimate(x: Tensor, t: int) -> Tensor:
-        return chain.impose(chain.clamp(posterior(x, t)))
+        # Imposed first: a network that learned what y leaves open says anything of the rest, and a
+        # clip would carry that from a pixel's grey into its colours.
+        return chain.impose(chain.clamp(chain.impose(posterior(x, t))))
 
     return reverse(chain, estimate, chain.noise(), spaced_times(chain.levels, steps), eta)
