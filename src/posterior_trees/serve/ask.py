@@ -23,8 +23,8 @@ from posterior_trees.errors import DataError, InputError, plural
 from posterior_trees.imaging.guarded import decode_picture, picture_header, picture_size
 from posterior_trees.imaging.size import scale_size
 from posterior_trees.pictures.answer import Answer, answer, is_measured_here
-from posterior_trees.pictures.reading import Reading, read
-from posterior_trees.pictures.tiles import TILE
+from posterior_trees.pictures.reading import Picture, Reading, read
+from posterior_trees.pictures.tiles import TILE, needs_tiles
 from posterior_trees.predictor import Predictor
 
 NOTE = (
@@ -59,6 +59,7 @@ def ask(
     if reading.scale not in (None, 1):
         _check_area(scale_size(size, reading.scale, name), name, limits)
     picture = read(content, predictor, reading, name)
+    refuse_doubtful(predictor, picture)
     is_clean, own = is_measured_here(predictor, picture), predictor.measurement
     zoom = 1 if is_clean else own.block
     _check_tiles([zoom * side for side in picture.pixels.shape[-2:]], name, limits)
@@ -104,6 +105,13 @@ def _check_tiles(size: list[int], name: str, limits: Limits) -> None:
             f"{TILE}×{TILE}; the page takes {limits.tiles}. `ptrees predict MODEL PICTURE --out "
             "DIR` takes any number"
         )
+
+
+def refuse_doubtful(predictor: Predictor, picture: Picture) -> None:
+    """What takes many tiles and is likely none of the model's pictures is not begun."""
+    is_tiled = needs_tiles(predictor, picture.pixels.shape[-2:], None)
+    if is_tiled and (doubt := picture.doubt(predictor)):
+        raise InputError(f"{picture.name}: {doubt}")
 
 
 def read_hole(content: bytes, size: Sequence[int]) -> Bool[Tensor, "h w"]:

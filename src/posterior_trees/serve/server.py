@@ -209,7 +209,7 @@ def read_query(query: Mapping[str, str]) -> Reading:
         align=eyes or None, lines=query.get("lines") == "1", scale=scale,
         levels=levels or None, gamma=gamma, invert=query.get("invert") == "1",
         is_clean={"0": False, "1": True}.get(query.get("clean")),
-    )  # fmt: skip
+    )._replace(is_cut=query.get("cut") == "1")  # fmt: skip
 
 
 def describe_server(predictor: Predictor, limits: Limits, proposed: Reading) -> dict:

@@ -58,5 +58,5 @@ marks.forEach((mark, number) => {
   });
 });
 $("take-eyes").addEventListener("click", () => answer?.(cut()));
-$("no-eyes").addEventListener("click", () => answer?.({}));
+$("no-eyes").addEventListener("click", () => answer?.({ cut: 1 }));
 $("own").addEventListener("close", () => answer?.(null));
