@@ -161,7 +161,10 @@ def test_the_page_doubts_what_takes_many_tiles_instead_of_predicting_it(tmp_path
 
     for reading, words in (
         (Reading(), "nobody said where they are"),
-        (Reading(is_cut=True), r"photo.png: A portrait that is cut .* 64 pixels high, not 1200"),
+        (
+            Reading(is_cut=True),
+            r"photo.png: A portrait.* 64 pixels high, not 1200. Mark its eyes$",
+        ),
     ):
         with pytest.raises(InputError, match=words):
             ask(FACES, photo.read_bytes(), "photo.png", reading)

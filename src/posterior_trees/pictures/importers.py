@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from posterior_trees.errors import InputError
 from posterior_trees.imaging.decode import Stored
+from posterior_trees.imaging.size import SCALES
 from posterior_trees.pictures.digit import Digit, describe_doubt, takes_digits
 from posterior_trees.pictures.eyes import Eyes, side_of, takes_eyes
 from posterior_trees.pictures.lines import Lines, is_no_map, takes_lines
@@ -46,10 +47,11 @@ def doubt_picture(
             f"{task} knows pictures that are cut around both eyes, and nobody said where they are "
             "in this one: mark them (--align X1 Y1 X2 Y2, or on the page) if it is not cut so"
         )
+        scale = side / height
         size = (
             f"A portrait that is cut has to be as small as those that {task} learned from: {side} "
-            f"pixels high, not {height}. Mark its eyes, or --scale {side / height:.4g}"
-        )
+            f"pixels high, not {height}. Mark its eyes"
+        ) + f", or --scale {scale:.4g}" * (scale >= SCALES[0])
         is_large = not is_resized and height != side
         return ". ".join([where] * (not is_cut) + [size] * is_large)
     if takes_lines(predictor):

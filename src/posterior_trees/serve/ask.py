@@ -20,6 +20,8 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from posterior_trees.errors import DataError, InputError, plural
+from posterior_trees.explore.content import SIDE, to_png
+from posterior_trees.imaging.adjust import Adjustment
 from posterior_trees.imaging.guarded import decode_picture, picture_header, picture_size
 from posterior_trees.imaging.size import scale_size
 from posterior_trees.pictures.answer import Answer, answer, is_measured_here
@@ -74,6 +76,14 @@ def ask(
     made = answer(predictor.with_measurement(own.with_hole(hidden)), picture)
     truth = picture.pixels if is_clean else None  # what a user paints over is one, blank or not
     return made._replace(x=truth, remarks={**made.remarks, "note": NOTE})
+
+
+def preview(content: bytes, name: str, done: Adjustment, limits: Limits) -> dict:
+    """A picture that browsers do not show, TIFF say, as a small one that they do, and its size."""
+    check_pixels(content, name, limits)
+    stored = decode_picture(content, name, 3)
+    (pixels,) = done.apply(stored, name)
+    return {"size": list(stored.shape[-2:]), "src": to_png(pixels, name, 2 * SIDE)}
 
 
 def check_pixels(content: bytes, name: str, limits: Limits) -> tuple[int, int]:
