@@ -53,6 +53,7 @@ def test_eyes_that_are_marked_come_to_lie_where_the_model_wants_them(
     picture.save(tmp_path / "portrait.png")
     opened = visit(faces)
     opened.wait_for_selector("body.ready")
+    assert opened.locator("#begin").inner_text() == "Drop a portrait here, or choose a file"
     opened.locator("#file").set_input_files(tmp_path / "portrait.png")
     opened.wait_for_selector("#eyes", state="visible")
     drag_to(opened, "#eye-left", 160 / 400, 140 / 300)

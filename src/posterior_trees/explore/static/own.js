@@ -170,7 +170,10 @@ if (server.paper) {
 }
 proposeAdjustment();
 listenToFiles();
+$("begin-how").textContent = [data.model.takes, data.model.prepare].filter(Boolean)
+  .map((words) => words[0].toUpperCase() + words.slice(1)).join("\n");
 if (server.align) {
+  $("begin-with").textContent = "portrait";
   $("take-eyes").addEventListener("click", () => ask(markedPortrait(false)));
   $("no-eyes").addEventListener("click", () => ask(markedPortrait(true)));
   $("move-marks").addEventListener("click", () => mark(example().file));
