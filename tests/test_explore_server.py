@@ -463,7 +463,7 @@ def test_the_page_refers_to_files_that_are_served_and_holds_its_examples() -> No
 
 
 BAD = {
-    "empty": (b"", "is empty"),
+    "empty": (b"", "is empty|not an image"),
     "words": (b"hello, I am not a picture", "not an image"),
     "page": (b"<svg xmlns='x'><script>alert(1)</script></svg>", "not an image"),
     "truncated": (png(picture(64, 64))[:200], "truncated"),
@@ -482,10 +482,11 @@ def test_a_bad_upload_gets_a_readable_reason_and_the_next_one_is_served(kind: st
     content, reason = BAD[kind]
 
     async def conversation(client: Any) -> None:
-        response = await client.post("/api/predict?name=pic&clean=1", content=content)
-        assert response.status_code == 422
-        assert re.search(reason, response.json()["error"])
-        assert "Traceback" not in response.text
+        for way in ("predict", "preview"):
+            response = await client.post(f"/api/{way}?name=pic&clean=1", content=content)
+            assert response.status_code == 422
+            assert re.search(reason, response.json()["error"])
+            assert "Traceback" not in response.text
         good = await client.post("/api/predict?clean=1", content=png(picture()))
         assert good.status_code == 200
 

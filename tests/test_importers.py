@@ -22,6 +22,8 @@ from posterior_trees.pictures.lines import find_lines, thin
 from posterior_trees.pictures.reading import Reading, read
 from posterior_trees.predictor import TreePredictor
 from posterior_trees.recipe import parse_recipe
+from posterior_trees.serve.ask import ask
+from posterior_trees.serve.start import describe_start
 
 FRAME = (0.375, 0.474, 0.631, 0.474)
 BOX = (0.08, 0.08, 0.914, 0.79)
@@ -144,7 +146,34 @@ def test_a_portrait_without_marks_is_doubted(predictor, resize: bool, tmp_path: 
     picture = read(tmp_path / "a.png", predictor, Reading.of(resize=resize))
     note = answer(predictor, picture).remarks["note"]
     assert "cut around both eyes, and nobody said" in note
-    assert ("64 pixels high, not 80 (--scale 0.8)" in note) is not resize
+    size = "64 pixels high, not 80. Mark its eyes, or --scale 0.8"
+    assert (size in note) is not resize
+    said_so = picture._replace(reading=picture.reading._replace(is_cut=True))
+    note = answer(predictor, said_so).remarks.get("note", "")
+    assert "nobody said" not in note
+    assert (size in note) is not resize
+
+
+def test_the_page_doubts_what_takes_many_tiles_instead_of_predicting_it(tmp_path: Path) -> None:
+    """What is sent to it, and what it begins with."""
+    photo = tmp_path / "photo.png"
+    Image.new("RGB", (1600, 1200)).save(photo)
+
+    for reading, words in (
+        (Reading(), "nobody said where they are"),
+        (
+            Reading(is_cut=True),
+            r"photo.png: A portrait.* 64 pixels high, not 1200. Mark its eyes$",
+        ),
+    ):
+        with pytest.raises(InputError, match=words):
+            ask(FACES, photo.read_bytes(), "photo.png", reading)
+        with pytest.raises(InputError, match=words):
+            describe_start(FACES, [photo], reading)
+    with pytest.raises(InputError, match="let --lines"):
+        ask(SHOES, photo.read_bytes(), "photo.png")
+    marked = Reading.of(align=(600, 500, 700, 500))
+    assert "note" not in ask(FACES, photo.read_bytes(), "photo.png", marked).remarks
 
 
 # ---- drawings -----------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ VALUES = ("", "0", "1", "-1", "nan", "inf", "1e400", "0,1", "5,2", "1,2,3", "%00
           "99999999999999999999", "0.0000001", "1e9", "☃", "../../etc/passwd", "1;2", "[]", "{}",
           "true", "--", "%", "+", "0x10")  # fmt: skip
 PATHS = ("/", "/blank.html", "/static/own.js", "/static/..%2fserver.py", "/api/predict", "/api",
-         "/%2e%2e/", "//", "/\x7f", "/api/predict/", "*")  # fmt: skip
+         "/api/preview", "/%2e%2e/", "//", "/\x7f", "/api/predict/", "*")  # fmt: skip
 METHODS = ("GET", "POST", "PUT", "HEAD", "DELETE", "OPTIONS", "TRACE", "G\0T")
 HEADERS = ("Host: 127.0.0.1", "Host: evil.example", "Origin: http://evil.example", "Host:",
            "Content-Length: -1", "Content-Length: abc", "Content-Length: 5\r\nContent-Length: 6",

@@ -162,15 +162,21 @@ def test_values_that_need_levels_open_their_place(
 def test_a_page_without_examples_waits_for_the_first_picture(
     visit: Callable[..., Any], tmp_path: Path
 ) -> None:
-    with serving(make_app(make_predictor())) as address:
+    says = {"takes": "one digit", "prepare": "white on black"}
+    with serving(make_app(make_predictor(), model_card=says)) as address:
         opened = visit(address)
         opened.wait_for_selector("#own[open]")
+        begin = "Drop a picture here, or choose a file\nOne digit\nWhite on black"
+        assert opened.locator("#begin").inner_text() == begin
+        with opened.expect_file_chooser():
+            opened.locator("#begin label").click()
         press(opened, "ArrowDown", "m", " ", "b", "Escape")
         Image.new("RGB", (28, 28), (40, 40, 40)).save(tmp_path / "mine.jpg")
         opened.locator("#own-button").click()
         opened.locator("#file").set_input_files(tmp_path / "mine.jpg")
         opened.wait_for_selector(".node >> nth=6")
         assert not opened.evaluate("document.body.classList.contains('empty')")
+        assert opened.locator("#begin").is_hidden()
 
 
 def test_a_bad_upload_is_explained_and_the_page_goes_on(

@@ -20,7 +20,6 @@ from posterior_trees.explore.content import SIDE, Measure, describe_trees
 from posterior_trees.imaging.adjust import describe_misfit
 from posterior_trees.imaging.size import times
 from posterior_trees.imaging.stored import Tiles
-from posterior_trees.pictures.importers import doubt_picture
 from posterior_trees.pictures.nuclei.magnification import describe_magnification
 from posterior_trees.pictures.reading import Picture, Reading, Source, read
 from posterior_trees.pictures.tiles import (
@@ -117,7 +116,7 @@ def answer(
     importer, done = picture.reading.importer, picture.reading.adjustment
     is_imported = importer is not None and importer.is_grey
     return made.noted(
-        doubt_picture(picture.stored, importer, bool(picture.resized), predictor)
+        picture.doubt(predictor)
         or describe_misfit(picture.stored, done, predictor, see, is_imported),
         describe_magnification(tree, predictor, picture.reading.scale or 1.0),
     )

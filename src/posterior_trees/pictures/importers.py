@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from posterior_trees.errors import InputError
 from posterior_trees.imaging.decode import Stored
+from posterior_trees.imaging.size import SCALES
 from posterior_trees.pictures.digit import Digit, describe_doubt, takes_digits
 from posterior_trees.pictures.eyes import Eyes, side_of, takes_eyes
 from posterior_trees.pictures.lines import Lines, is_no_map, takes_lines
@@ -29,9 +30,11 @@ def choose_importer(
 
 
 def doubt_picture(
-    stored: Stored, importer: Importer | None, is_resized: bool, predictor: Predictor
-) -> str:
-    """Why a picture, or what was made of it, may be none of the model's."""
+    stored: Stored, importer: Importer | None, is_resized: bool, predictor: Predictor,
+    is_cut: bool = False,
+) -> str:  # fmt: skip
+    """Why a picture, or what was made of it, may be none of the model's; of a portrait the reader
+    may have said that it `is_cut`."""
     if isinstance(importer, Digit):
         return describe_doubt(stored, predictor.measurement)
     if importer is not None:
@@ -40,13 +43,17 @@ def doubt_picture(
     height, width = stored.shape[-2:]
     if takes_eyes(predictor) and (is_resized or (height, width) != side_of(predictor)):
         side, _ = side_of(predictor)
-        return (
+        where = (
             f"{task} knows pictures that are cut around both eyes, and nobody said where they are "
             "in this one: mark them (--align X1 Y1 X2 Y2, or on the page) if it is not cut so"
-        ) + (
-            f". One that is has to be as small as those it learned from: {side} pixels high, not "
-            f"{height} (--scale {side / height:.4g})" * (not is_resized and height != side)
         )
+        scale = side / height
+        size = (
+            f"A portrait that is cut has to be as small as those that {task} learned from: {side} "
+            f"pixels high, not {height}. Mark its eyes"
+        ) + f", or --scale {scale:.4g}" * (scale >= SCALES[0])
+        is_large = not is_resized and height != side
+        return ". ".join([where] * (not is_cut) + [size] * is_large)
     if takes_lines(predictor):
         side = max(predictor.about["frame"]["size"])
         if max(height, width) > 1.5 * side:

@@ -46,7 +46,7 @@ from posterior_trees.imaging.stack import stamp_of
 from posterior_trees.imaging.tiff import is_tiff
 from posterior_trees.pictures.arrays import from_memory
 from posterior_trees.pictures.digit import takes_digits
-from posterior_trees.pictures.importers import Importer, choose_importer
+from posterior_trees.pictures.importers import Importer, choose_importer, doubt_picture
 from posterior_trees.predictor import Predictor
 from posterior_trees.tree import level_sizes
 
@@ -63,7 +63,8 @@ class Reading(NamedTuple):
     `scale` makes it larger or smaller for a model that takes any size. `is_clean` says whether
     the picture is the clean image, to be measured by the model's own measurement, or the
     measurement; None: what such a model usually gets. `plane` is which of a file's planes is
-    meant, and a `scale` of None comes from the size of its pixels and of the model's.
+    meant, and a `scale` of None comes from the size of its pixels and of the model's. `is_cut` says
+    that a portrait is cut around its eyes.
     """
 
     resize: bool = False
@@ -72,6 +73,7 @@ class Reading(NamedTuple):
     adjustment: Adjustment = Adjustment()
     is_clean: bool | None = None
     plane: Plane = Plane()
+    is_cut: bool = False
 
     @classmethod
     def of(
@@ -147,6 +149,13 @@ class Picture(NamedTuple):
     stored: Stored | None = None
     resized: str = ""
     origin: Origin | None = None
+
+    def doubt(self, predictor: Predictor) -> str:
+        """Why it may be none of the model's (`doubt_picture`)."""
+        if self.stored is None:
+            return ""
+        is_resized, told = bool(self.resized), self.reading
+        return doubt_picture(self.stored, told.importer, is_resized, predictor, told.is_cut)
 
 
 def read(

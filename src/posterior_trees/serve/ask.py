@@ -20,11 +20,13 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from posterior_trees.errors import DataError, InputError, plural
+from posterior_trees.explore.content import SIDE, to_png
+from posterior_trees.imaging.adjust import Adjustment
 from posterior_trees.imaging.guarded import decode_picture, picture_header, picture_size
 from posterior_trees.imaging.size import scale_size
 from posterior_trees.pictures.answer import Answer, answer, is_measured_here
-from posterior_trees.pictures.reading import Reading, read
-from posterior_trees.pictures.tiles import TILE
+from posterior_trees.pictures.reading import Picture, Reading, read
+from posterior_trees.pictures.tiles import TILE, needs_tiles
 from posterior_trees.predictor import Predictor
 
 NOTE = (
@@ -59,6 +61,7 @@ def ask(
     if reading.scale not in (None, 1):
         _check_area(scale_size(size, reading.scale, name), name, limits)
     picture = read(content, predictor, reading, name)
+    refuse_doubtful(predictor, picture)
     is_clean, own = is_measured_here(predictor, picture), predictor.measurement
     zoom = 1 if is_clean else own.block
     _check_tiles([zoom * side for side in picture.pixels.shape[-2:]], name, limits)
@@ -73,6 +76,14 @@ def ask(
     made = answer(predictor.with_measurement(own.with_hole(hidden)), picture)
     truth = picture.pixels if is_clean else None  # what a user paints over is one, blank or not
     return made._replace(x=truth, remarks={**made.remarks, "note": NOTE})
+
+
+def preview(content: bytes, name: str, done: Adjustment, limits: Limits) -> dict:
+    """A picture that browsers do not show, TIFF say, as a small one that they do, and its size."""
+    check_pixels(content, name, limits)
+    stored = decode_picture(content, name, 3)
+    (pixels,) = done.apply(stored, name)
+    return {"size": list(stored.shape[-2:]), "src": to_png(pixels, name, 2 * SIDE)}
 
 
 def check_pixels(content: bytes, name: str, limits: Limits) -> tuple[int, int]:
@@ -104,6 +115,13 @@ def _check_tiles(size: list[int], name: str, limits: Limits) -> None:
             f"{TILE}×{TILE}; the page takes {limits.tiles}. `ptrees predict MODEL PICTURE --out "
             "DIR` takes any number"
         )
+
+
+def refuse_doubtful(predictor: Predictor, picture: Picture) -> None:
+    """What takes many tiles and is likely none of the model's pictures is not begun."""
+    is_tiled = needs_tiles(predictor, picture.pixels.shape[-2:], None)
+    if is_tiled and (doubt := picture.doubt(predictor)):
+        raise InputError(f"{picture.name}: {doubt}")
 
 
 def read_hole(content: bytes, size: Sequence[int]) -> Bool[Tensor, "h w"]:

@@ -35,7 +35,7 @@ from posterior_trees.pictures.importers import describe_way
 from posterior_trees.pictures.lines import takes_lines
 from posterior_trees.pictures.reading import Reading
 from posterior_trees.predictor import Predictor
-from posterior_trees.serve.ask import Limits, ask
+from posterior_trees.serve.ask import Limits, ask, preview
 from posterior_trees.serve.body import Arrivals, read_body
 from posterior_trees.serve.growths import Growths
 from posterior_trees.serve.guard import Guard, RefusedError, allowed_hosts, refusal
@@ -94,6 +94,7 @@ def make_app(
     for path, page in fixed_pages(frame, first).items():
         app.add_route(path, always(page), methods=["GET"])
     app.add_route("/api/predict", explorer.predict, methods=["POST"])
+    app.add_route("/api/preview", explorer.preview, methods=["POST"])
     app.add_route("/api/grow", explorer.grow, methods=["POST"])
     return app
 
@@ -139,6 +140,9 @@ class Explorer:
     async def predict(self, request: Any) -> Any:
         return await self.answer(request, self.limits.megabytes, self.describe)
 
+    async def preview(self, request: Any) -> Any:
+        return await self.answer(request, self.limits.megabytes, self.describe_picture)
+
     async def grow(self, request: Any) -> Any:
         return await self.answer(request, ASKED, self.describe_growth)
 
@@ -169,16 +173,25 @@ class Explorer:
 
     def describe(self, content: bytes, query: Mapping[str, str]) -> str:
         """The tree of a picture as JSON; runs in the worker's thread."""
-        name = query.get("name", "").strip()[:MAX_NAME] or "your picture"
+        name = name_of(query)
         content, hole = split_body(content, query.get("hole", "0"))
         reading = read_query(query)
         made = ask(self.predictor, content, name, reading, hole, self.limits)
         kept = self.growths.keep(made) if hole is None else {}
         return json.dumps(made.describe(name, measures=self.measures) | kept)
 
+    def describe_picture(self, content: bytes, query: Mapping[str, str]) -> str:
+        """The picture itself, as JSON; runs in the worker's thread."""
+        done = read_query(query).adjustment
+        return json.dumps(preview(content, name_of(query), done, self.limits))
+
     def describe_growth(self, content: bytes, _: Mapping[str, str]) -> str:
         """A tree that was grown, as JSON; runs in the worker's thread."""
         return json.dumps(self.growths.grow(content.decode("utf-8", "replace")))
+
+
+def name_of(query: Mapping[str, str]) -> str:
+    return query.get("name", "").strip()[:MAX_NAME] or "your picture"
 
 
 def split_body(content: bytes, count: str) -> tuple[bytes, bytes | None]:
@@ -209,7 +222,7 @@ def read_query(query: Mapping[str, str]) -> Reading:
         align=eyes or None, lines=query.get("lines") == "1", scale=scale,
         levels=levels or None, gamma=gamma, invert=query.get("invert") == "1",
         is_clean={"0": False, "1": True}.get(query.get("clean")),
-    )  # fmt: skip
+    )._replace(is_cut=query.get("cut") == "1")  # fmt: skip
 
 
 def describe_server(predictor: Predictor, limits: Limits, proposed: Reading) -> dict:

@@ -11,6 +11,7 @@ from posterior_trees.models.card import says
 from posterior_trees.pictures.answer import answer, warn_of
 from posterior_trees.pictures.reading import Reading, read
 from posterior_trees.predictor import Predictor
+from posterior_trees.serve.ask import refuse_doubtful
 from posterior_trees.serve.growths import Growths
 from posterior_trees.tree import Tree
 
@@ -40,6 +41,7 @@ def describe_start(
     others = {name: _load_trees(file, len(pictures)) for name, file in rivals}
     examples = []
     for i, (name, picture) in enumerate(zip(names, pictures, strict=True)):
+        refuse_doubtful(predictor, picture)
         made = answer(predictor, picture)
         warn_of(picture, made, warn)
         rival = {method: trees[i] for method, trees in others.items()}

@@ -1,62 +1,65 @@
 // Where the eyes of a portrait are: two marks that the reader puts on them, by pointer or arrow keys.
+// A portrait keeps them, as shares of its width and height, and how it is `shown`: { src, size }.
 
-import { $ } from "./state.js";
+import { $, element } from "./state.js";
 
 const STEPS = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
 const marks = [$("eye-left"), $("eye-right")];
-let places = [[0.4, 0.4], [0.6, 0.4]]; // x and y, as shares of the picture
-let answer = null, latest = 0;
+let portrait = null, latest = 0;
 
-function put(mark, [x, y]) {
-  places[mark] = [x, y].map((v) => Math.min(Math.max(v, 0), 1));
-  [marks[mark].style.left, marks[mark].style.top] = places[mark].map((v) => `${100 * v}%`);
+function put(mark, place) {
+  const [x, y] = portrait.places[mark] = place.map((v) => Math.min(Math.max(v, 0), 1));
+  Object.assign(marks[mark].style, { left: `${100 * x}%`, top: `${100 * y}%` });
 }
 
-// Show the portrait and wait for its eyes: `{ align }` in pixels, `{}` if it is cut already, and
-// null if the reader chose something else meanwhile or the browser cannot show the file.
-export async function askForEyes(blob, at) {
+// Let the reader mark a file `{ blob, … }`, beginning `at` the model's places or where its marks
+// were; `preview` shows one that the browser cannot.
+export async function markEyes(file, at, preview) {
   const mine = ++latest;
-  answer?.(null);
-  const portrait = $("portrait");
-  URL.revokeObjectURL(portrait.src);
-  portrait.src = URL.createObjectURL(blob);
-  try {
-    await portrait.decode();
-  } catch {
-    return mine === latest ? {} : null; // not a picture for browsers: the server says what it is
-  }
-  if (mine !== latest) return null;
-  [at.slice(0, 2), at.slice(2)].forEach((place, mark) => put(mark, place));
+  file.shown ??= await show(file.blob).catch(() => preview(file));
+  if (mine !== latest) return;
+  portrait = file;
+  $("portrait").src = file.shown.src;
+  (file.places ??= [at.slice(0, 2), at.slice(2)]).forEach((place, mark) => put(mark, place));
   $("eyes").hidden = false;
   if (!$("own").open) $("own").show();
   marks[0].focus();
-  const found = await new Promise((resolve) => { answer = resolve; });
-  answer = null;
-  $("eyes").hidden = true;
-  return found;
 }
 
-function cut() {
-  const { naturalWidth: width, naturalHeight: height } = $("portrait");
-  const align = places.flatMap(([x, y]) => [x * width, y * height]).map((v) => v.toFixed(1)).join();
-  return { align, resize: 0, scale: 1 };
+async function show(blob) {
+  const image = element("img", { src: URL.createObjectURL(blob) });
+  await image.decode();
+  return { src: image.src, size: [image.naturalHeight, image.naturalWidth] };
+}
+
+// The portrait as the reader says it is: cut already, or to be cut around its marks.
+export function markedPortrait(isCut) {
+  const [height, width] = portrait.shown.size;
+  const align = portrait.places.flatMap(([x, y]) => [(x * width).toFixed(1), (y * height).toFixed(1)]).join();
+  portrait.eyes = isCut ? { cut: 1 } : { align, resize: 0, scale: 1 };
+  return portrait;
+}
+
+// Put a portrait away that has its tree; whether no other one waits for its marks.
+export function endMarking(file) {
+  if (file === portrait) portrait = null;
+  $("eyes").hidden = !portrait;
+  return !portrait;
 }
 
 marks.forEach((mark, number) => {
-  const follow = ({ clientX, clientY }) => {
-    const box = $("portrait").getBoundingClientRect();
-    put(number, [(clientX - box.left) / box.width, (clientY - box.top) / box.height]);
-  };
+  const box = () => $("portrait").getBoundingClientRect();
   mark.addEventListener("pointerdown", (event) => { mark.setPointerCapture(event.pointerId); });
-  mark.addEventListener("pointermove", (event) => { if (mark.hasPointerCapture(event.pointerId)) follow(event); });
+  mark.addEventListener("pointermove", ({ pointerId, clientX, clientY }) => {
+    const { left, top, width, height } = box();
+    if (mark.hasPointerCapture(pointerId)) put(number, [(clientX - left) / width, (clientY - top) / height]);
+  });
   mark.addEventListener("keydown", (event) => {
     if (!STEPS[event.key]) return;
     event.preventDefault();
     event.stopPropagation();
-    const step = event.shiftKey ? 0.02 : 0.004;
-    put(number, places[number].map((v, i) => v + step * STEPS[event.key][i]));
+    const { width, height } = box(), pixels = event.shiftKey ? 10 : 1; // of the screen
+    const [dx, dy] = STEPS[event.key], [x, y] = portrait.places[number];
+    put(number, [x + pixels * dx / width, y + pixels * dy / height]);
   });
 });
-$("take-eyes").addEventListener("click", () => answer?.(cut()));
-$("no-eyes").addEventListener("click", () => answer?.({}));
-$("own").addEventListener("close", () => answer?.(null));

@@ -1,30 +1,30 @@
 // Your own picture: dropped, pasted, picked or drawn, sent to the local server as it is, and back
 // comes its tree. Only served pages have this part.
 
-import { askForEyes } from "./eyes.js";
+import { endMarking, markedPortrait, markEyes } from "./eyes.js";
 import "./grow.js";
 import { makePaper, renderPaper } from "./paper.js";
 import { download, hush, say } from "./share.js";
-import { $, data, onRender, state, update } from "./state.js";
+import { $, data, example, onRender, state, update } from "./state.js";
 
 const server = data.server;
 const WAYS = ["digit", "lines", "resize"]; // of making the model's kind of picture of a file
 let latest = 0;
-let refused = null; // a file of another size or kind, until the reader says what to do with it
+let last = null; // the newest file, { blob, title }: what is ticked later is meant for it too
 
-// What is sent: the picture, and after it the hole, where it is not the model's own.
-async function request(blob, title, { isSketch, hole, eyes }) {
-  const how = isSketch ? sketched() : { ...adjustment(), ...eyes };
-  const query = new URLSearchParams({ name: title, hole: hole?.size ?? 0, ...how });
-  const body = hole ? new Blob([blob, hole]) : blob;
-  const response = await fetch(`api/predict?${query}`, { method: "POST", body });
+async function request(path, body, query) {
+  const response = await fetch(`api/${path}?${new URLSearchParams(query)}`, { method: "POST", body });
   const answer = await response.json().catch(() => ({ error: `the server said ${response.status}` }));
   if (/--(levels|scale)/.test(`${answer.error}${answer.note}`)) $("values").open = true;
-  if (!response.ok) {
-    if (!isSketch && /--(digit|resize)/.test(answer.error)) offer(blob, title, eyes);
-    throw new Error(answer.error);
-  }
+  if (!response.ok) throw new Error(answer.error);
   return answer;
+}
+
+// What is sent: the picture, and after it the hole, where it is not the model's own.
+function predict({ blob, title, eyes }, isSketch, hole) {
+  const how = isSketch ? sketched() : { ...adjustment(), ...eyes };
+  const body = hole ? new Blob([blob, hole]) : blob;
+  return request("predict", body, { name: title, hole: hole?.size ?? 0, ...how });
 }
 
 const sketched = () => (server.lines === null ? { clean: 1 } : { lines: 1 });
@@ -58,16 +58,10 @@ function proposeAdjustment() {
   showWays();
 }
 
-// A file was refused for its size: show what may be done about it; ticking that sends it again.
-function offer(blob, title, eyes) {
-  refused = { blob, title, eyes };
-  if (!$("own").open) $("own").show();
-}
-
 function takeUp({ target }) {
   if (target.checked) for (const way of WAYS) $(way).checked = way === target.id;
   showWays();
-  if (target.checked && refused) ask(refused.blob, refused.title, { eyes: refused.eyes });
+  if (target.checked && last) ask(last);
 }
 
 // In a photograph of a digit, or a drawing, the program finds black, white and size by itself.
@@ -77,31 +71,29 @@ function showWays() {
   for (const name of ["invert-label", "values"]) $(name).hidden = isFound;
 }
 
-// Ask for a tree; the newest picture wins, and what comes from the paper takes the place of what
-// came from it before.
-async function ask(blob, title, { isSketch = false, hole = null, eyes = {} } = {}) {
+// Ask for a tree; the newest picture wins, and what comes from the same file, or from the paper,
+// takes the place of what came from it before.
+async function ask(file, { isSketch = false, hole = null } = {}) {
   hush();
-  if (blob.size > server.megabytes * 1e6) {
-    say(`${title} has ${(blob.size / 1e6).toFixed(1)} MB, the limit is ${server.megabytes} MB`, true);
-    return;
-  }
   const mine = ++latest;
+  if (!isSketch) last = file;
   document.body.classList.add("waiting");
   try {
-    const made = await request(blob, title, { isSketch, hole, eyes });
+    const made = await predict(file, isSketch, hole);
     if (mine !== latest && isSketch) return;
-    const again = isSketch && data.examples[0]?.isSketch; // a truth that was revealed stays so
-    const truth = Boolean(again && made.truth && state.truth && state.example === 0);
-    if (again) data.examples.shift();
-    data.examples.unshift(Object.assign(made, { isSketch }));
+    const isOld = isSketch ? (item, i) => item.isSketch && !i : (item) => item.file === file;
+    const old = data.examples.findIndex(isOld);
+    const truth = Boolean(old === state.example && made.truth && state.truth); // revealed, it stays so
+    if (old >= 0) data.examples.splice(old, 1);
+    data.examples.unshift(Object.assign(made, isSketch ? { isSketch } : { file }));
     data.size = data.examples.length === 1 ? made.size : data.size;
     update({ example: 0, path: [], truth });
-    if (!isSketch) refused = null;
-    if (!isSketch && $("eyes").hidden) $("own").close(); // another portrait may wait for its marks
+    if (!isSketch && endMarking(file)) $("own").close(); // another portrait may wait for its marks
   } catch (error) {
-    const isDown = error instanceof TypeError;
     if (mine === latest) {
-      say(isDown ? "The server does not answer: is `ptrees explore` still running?" : error.message, true);
+      complain(error);
+      const isOffered = !isSketch && /--(digit|lines|resize)/.test(error.message); // ticking sends it again
+      if (isOffered && !$("own").open) $("own").show();
       if (!isSketch) $("invert-label").scrollIntoView({ block: "nearest" }); // what may be ticked
     }
   } finally {
@@ -109,14 +101,25 @@ async function ask(blob, title, { isSketch = false, hole = null, eyes = {} } = {
   }
 }
 
+function complain(error) {
+  const isDown = error instanceof TypeError;
+  say(isDown ? "The server does not answer: is `ptrees explore` still running?" : error.message, true);
+}
+
 // ---- files ------------------------------------------------------------------------------------
 
-async function takeFiles(files) {
-  const [file] = files;
-  if (!file) return;
-  const eyes = server.align ? await askForEyes(file, server.align) : {};
-  if (eyes) ask(file, file.name || "pasted picture", { eyes });
+function takeFiles([blob]) {
+  if (!blob) return;
+  const file = { blob, title: blob.name || "pasted picture" }, megabytes = blob.size / 1e6;
+  hush();
+  if (megabytes > server.megabytes) {
+    say(`${file.title} has ${megabytes.toFixed(1)} MB, the limit is ${server.megabytes} MB`, true);
+  } else if (server.align) mark(file);
+  else ask(file);
 }
+
+const mark = (portrait) => markEyes(portrait, server.align, ({ blob, title }) =>
+  request("preview", blob, { ...adjustment(), name: title })).catch(complain);
 
 function listenToFiles() {
   $("file").addEventListener("change", () => { takeFiles($("file").files); $("file").value = ""; });
@@ -137,7 +140,7 @@ function listenToFiles() {
 
 async function savePage() {
   const frame = await (await fetch("blank.html")).text();
-  const examples = data.examples.map(({ loading, isLoaded, isSketch, past, mask, token, ...item }) => item);
+  const examples = data.examples.map(({ loading, isLoaded, isSketch, file, past, mask, token, ...item }) => item);
   const plain = (key, value) => (key === "rgba" || key === "crop" ? undefined : value);
   const content = { ...data, examples };
   delete content.server;
@@ -161,11 +164,20 @@ $("save-page").addEventListener("click", () => {
 $("degrade").checked = server.clean;
 $("degradation").textContent = server.action;
 if (server.paper) {
-  await makePaper(server.paper, (blob, title, hole) => ask(blob, title, { isSketch: true, hole }));
+  await makePaper(server.paper, (blob, title, hole) => ask({ blob, title }, { isSketch: true, hole }));
   onRender(renderPaper);
   if (data.examples.length) renderPaper();
 }
 proposeAdjustment();
 listenToFiles();
+$("begin-how").textContent = [data.model.takes, data.model.prepare].filter(Boolean)
+  .map((words) => words[0].toUpperCase() + words.slice(1)).join("\n");
+if (server.align) {
+  $("begin-with").textContent = "portrait";
+  $("take-eyes").addEventListener("click", () => ask(markedPortrait(false)));
+  $("no-eyes").addEventListener("click", () => ask(markedPortrait(true)));
+  $("move-marks").addEventListener("click", () => mark(example().file));
+  onRender(() => { $("move-marks").hidden = !example().file; });
+}
 if (!data.examples.length) $("own").show();
 document.body.classList.add("ready");
