@@ -6,6 +6,8 @@
 #
 # What is there so far is always in HOME64/comparison.tar.gz (packed every 45 s, without the trees of single faces;
 # HOME64/log tells the rest, HOME64/finished ends it). Stopped, the same command continues; nothing that was scored is scored again.
+# On one H200 trainings took 12 minutes, comparisons 14, with CUDA's MPS started first (nvidia-cuda-mps-control -d;
+# then killing one training ends all).
 # DATA needs faces256 and more_faces128 (shrink_set.py makes them small). MINUTES (28) is all the time there is;
 # COMMIT names the code where a copy has no history. TRY=1 rehearses, as in comparison.sh.
 set -u
@@ -46,7 +48,7 @@ warmer=
 if [ -n "$COMPILE" ]; then (warm) >"$HOME64/warm.log" 2>&1 & warmer=$!; fi
 (while sleep 45; do pack; done) >/dev/null 2>&1 & packer=$!
 for try in 1 2; do # what a fault of the GPU ended goes on where it was
-  MINUTES=$(left 640) bash reproduction/scripts/comparison.sh faces-train && break
+  MINUTES=$(left 840) bash reproduction/scripts/comparison.sh faces-train && break
 done
 echo "# all trained, or no time left: $(date)"
 export MINUTES=$(left 10)
