@@ -282,15 +282,23 @@ def test_a_photograph_given_as_lines_is_doubted(tmp_path: Path) -> None:
 # ---- the model says it, and the command does it --------------------------------------------------
 
 
-def test_a_stored_model_says_where_eyes_lie_and_predict_cuts_there(tmp_path: Path, capsys) -> None:
+@pytest.fixture
+def faces(tmp_path: Path) -> Path:
+    """A stored model that says where eyes lie."""
     recipe = parse_recipe("task = 'faces_colorize'\n[data]\nsize = [64, 64]\n[network]\nwidth = 9\n"
                           "steps = 2\ndecoder = 'shared'\n")  # fmt: skip
     predictor = build_predictor(recipe).eval()
     assert predictor.about["frame"] == {"size": [64, 64], "at": list(FRAME)}
     save_model(tmp_path / "m.safetensors", predictor, recipe)
-    assert load(tmp_path / "m.safetensors", "cpu").about["frame"]["at"] == list(FRAME)
+    return tmp_path / "m.safetensors"
+
+
+def test_a_stored_model_says_where_eyes_lie_and_predict_cuts_there(
+    faces: Path, tmp_path: Path, capsys
+) -> None:
+    assert load(faces, "cpu").about["frame"]["at"] == list(FRAME)
     Image.fromarray(portrait((300, 400), 160 + 140j).transpose(1, 2, 0)).save(tmp_path / "a.png")
-    words = [str(tmp_path / "m.safetensors"), str(tmp_path / "a.png")]
+    words = [str(faces), str(tmp_path / "a.png")]
     out = tmp_path / "out"
     cli.main(["predict", *words, "--align", "160", "140", "220", "150", "--out", str(out)])
     table = json.loads((out / "a" / "tree.json").read_text())
@@ -299,6 +307,23 @@ def test_a_stored_model_says_where_eyes_lie_and_predict_cuts_there(tmp_path: Pat
     with pytest.raises(SystemExit):
         cli.main(["predict", "digits", words[1], "--lines", "--out", str(out)])
     assert "--lines is for models whose card" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", ["predict --out", "explore --save"])
+def test_one_pair_of_eyes_is_refused_for_several_portraits(
+    words: str, faces: Path, tmp_path: Path, capsys
+) -> None:
+    """They were all cut around the eyes of one."""
+    command, option = words.split()
+    for name in ("a", "b", "c"):
+        Image.fromarray(portrait((300, 400)).transpose(1, 2, 0)).save(tmp_path / f"{name}.png")
+    files = [str(tmp_path / f"{name}.png") for name in ("a", "b", "c")]
+    marks = ["--align", "160", "140", "220", "150"]
+    with pytest.raises(SystemExit):
+        cli.main([command, str(faces), *files, *marks, option, str(tmp_path / "out")])
+    said = capsys.readouterr().err
+    assert "eyes of one picture are, and 3 pictures are given: make one call for each" in said
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("name", ["turned", "palette"])

@@ -46,6 +46,7 @@ from posterior_trees.imaging.stack import stamp_of
 from posterior_trees.imaging.tiff import is_tiff
 from posterior_trees.pictures.arrays import from_memory
 from posterior_trees.pictures.digit import takes_digits
+from posterior_trees.pictures.eyes import Eyes
 from posterior_trees.pictures.importers import Importer, choose_importer
 from posterior_trees.predictor import Predictor
 from posterior_trees.tree import level_sizes
@@ -99,12 +100,17 @@ class Reading(NamedTuple):
         importer = choose_importer(digit, align, lines)
         return cls(resize, importer, scale, Adjustment.of(levels, gamma, invert), is_clean, plane)
 
-    def check(self, predictor: Predictor) -> None:
-        """Refuse what contradicts itself or the model."""
+    def check(self, predictor: Predictor, count: int = 1) -> None:
+        """Refuse what contradicts itself, the model or the `count` of pictures."""
         measurement = predictor.measurement
         if self.importer:
             self._refuse_beside(self.importer)
             self.importer.check(predictor)
+        if count > 1 and isinstance(self.importer, Eyes):
+            raise InputError(
+                f"--align says where the eyes of one picture are, and {count} pictures are given: "
+                "make one call for each, with its own --align and --out"
+            )
         if self.scale is not None:
             check_scale(self.scale, measurement)
         if self.is_clean and not measurement.is_computable:

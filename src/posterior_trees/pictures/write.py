@@ -82,7 +82,7 @@ def predict_files(
     (`huge.py`), their tiles to `scratch` meanwhile.
     """
     reading = reading or Reading()
-    reading.check(predictor)
+    reading.check(predictor, len(files))
     if reading.resize and not predictor.measurement.size:
         warn(
             "--resize does nothing here: it is for models of one size, and this one takes any. "

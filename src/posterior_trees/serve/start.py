@@ -31,7 +31,7 @@ def describe_start(
     """Examples of the given files, or of the samples that the model's card names; `warn` hears of
     files that do not fit the model or its size; `growths` keeps what can be grown on."""
     reading = reading or Reading()
-    reading.check(predictor)
+    reading.check(predictor, len(files))
     pictures = [read(file, predictor, reading) for file in files]
     names = [file.name for file in files]
     if not files and (kind := says(predictor, "samples")) in SIZES:
