@@ -1,8 +1,13 @@
 """Portraits that are cut around their eyes, and drawings that become thin lines."""
 
+import doctest
+import inspect
 import json
 import math
 import re
+import subprocess
+import sys
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +16,7 @@ import torch
 from PIL import Image, ImageDraw
 
 from posterior_trees import Colorize, Inpaint, Paired, cli, wrap
-from posterior_trees.errors import DataError, InputError
+from posterior_trees.errors import DataError, InputError, PictureWarning
 from posterior_trees.imaging.regions import label
 from posterior_trees.imaging.source import Plane
 from posterior_trees.models.build import build_predictor
@@ -130,6 +135,44 @@ def test_a_portrait_is_predicted_as_its_cut(predictor: TreePredictor, tmp_path: 
     assert made.tree.shape == (3, 64, 64)
     assert made.remarks["resized"].startswith("cut around the eyes from 300×400 (height×width)")
     assert "note" not in made.remarks
+
+
+def test_python_is_told_what_the_command_line_is_told_of_a_picture(
+    faces: Path, tmp_path: Path, capsys
+) -> None:
+    """Once for each picture, in the same words, at the line that asked; nothing where eyes are."""
+    file = tmp_path / "a.png"
+    Image.fromarray(portrait((80, 100)).transpose(1, 2, 0)).save(file)
+    cli.main(["predict", str(faces), str(file), "--out", str(tmp_path / "out")])
+    said = capsys.readouterr().err
+    assert "cut around both eyes, and nobody said" in said
+    predictor = load(faces, "cpu")
+    with pytest.warns(PictureWarning) as caught:
+        predictor.predict(file)
+    assert [f"ptrees predict: {w.message}\n" for w in caught] == [said]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        predictor.predict(file, align=(40, 40, 60, 40))
+
+
+def test_a_warning_names_the_line_that_predicted(faces: Path, tmp_path: Path) -> None:
+    """Without the type checker's frames, as users run it."""
+    Image.fromarray(portrait((80, 100)).transpose(1, 2, 0)).save(tmp_path / "a.png")
+    words = f"import posterior_trees as p\np.load({str(faces)!r}, 'cpu').predict('a.png')\n"
+    (tmp_path / "mine.py").write_text(words)
+    done = subprocess.run([sys.executable, "mine.py"], cwd=tmp_path, capture_output=True, text=True)
+    assert "mine.py:2: PictureWarning: a.png: the task 'faces_colorize' knows" in done.stderr
+
+
+def test_the_example_of_a_portrait_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Image.fromarray(portrait((300, 400)).transpose(1, 2, 0)).save(tmp_path / "portrait.jpg")
+    monkeypatch.chdir(tmp_path)
+    text, known = inspect.getdoc(TreePredictor.predict) or "", {"predictor": FACES}
+    example = doctest.DocTestParser().get_doctest(text, known, "predict", None, None)
+    assert "align=" in example.examples[0].source
+    runner = doctest.DocTestRunner(verbose=False)
+    assert runner.run(example, clear_globs=False) == (0, 1)
+    assert example.globs["tree"].shape == (3, 64, 64)
 
 
 def test_what_lies_beyond_the_portrait_is_said(tmp_path: Path) -> None:

@@ -10,6 +10,8 @@ from posterior_trees.pictures.eyes import Eyes, side_of, takes_eyes
 from posterior_trees.pictures.lines import Lines, is_no_map, takes_lines
 from posterior_trees.predictor import Predictor
 
+PLACES = "(on the page tick it; in Python lines=True)"
+
 Importer = Digit | Eyes | Lines
 """Makes the picture that a model takes of the values of a file, which it gets as they are. `does`
 says what it does by itself, and `excludes` which options are then left out."""
@@ -42,7 +44,8 @@ def doubt_picture(
         side, _ = side_of(predictor)
         return (
             f"{task} knows pictures that are cut around both eyes, and nobody said where they are "
-            "in this one: mark them (--align X1 Y1 X2 Y2, or on the page) if it is not cut so"
+            "in this one: mark them (--align X1 Y1 X2 Y2, or on the page; in Python "
+            "align=(x1, y1, x2, y2)) if it is not cut so"
         ) + (
             f". One that is has to be as small as those it learned from: {side} pixels high, not "
             f"{height} (--scale {side / height:.4g})" * (not is_resized and height != side)
@@ -52,12 +55,12 @@ def doubt_picture(
         if max(height, width) > 1.5 * side:
             return (
                 f"{task} knows lines one pixel thin in {side} pixels, and this picture has "
-                f"{height}×{width}: let --lines (on the page tick it) make such lines"
+                f"{height}×{width}: let --lines {PLACES} make such lines"
             )
     if takes_lines(predictor) and is_no_map(stored):
         return (
             f"{task} knows thin black lines on white, and this picture has greys or much black: "
-            "let --lines (on the page tick it) find the lines of a drawing"
+            f"let --lines {PLACES} find the lines of a drawing"
         )
     return ""
 

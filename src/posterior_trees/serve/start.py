@@ -1,11 +1,10 @@
 """What a page shows before anybody gives it a picture: the user's files, or sample pictures."""
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from posterior_trees.assets import SIZES, sample_pictures
-from posterior_trees.errors import DataError, plural
+from posterior_trees.errors import DataError, plural, warn_picture
 from posterior_trees.explore.content import Measure
 from posterior_trees.models.card import says
 from posterior_trees.pictures.answer import answer, warn_of
@@ -25,7 +24,7 @@ def describe_start(
     *,
     rivals: Sequence[tuple[str, Path]] = (),
     measures: Mapping[str, Measure] | None = None,
-    warn: Callable[[str], object] = warnings.warn,
+    warn: Callable[[str], object] = warn_picture,
     growths: Growths | None = None,
 ) -> list[dict]:
     """Examples of the given files, or of the samples that the model's card names; `warn` hears of
