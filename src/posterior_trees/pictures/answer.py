@@ -117,7 +117,8 @@ def answer(
     importer, done = picture.reading.importer, picture.reading.adjustment
     is_imported = importer is not None and importer.is_grey
     return made.noted(
-        doubt_picture(picture.stored, importer, bool(picture.resized), predictor)
+        picture.doubt
+        or doubt_picture(picture.stored, importer, bool(picture.resized), predictor)
         or describe_misfit(picture.stored, done, predictor, see, is_imported),
         describe_magnification(tree, predictor, picture.reading.scale or 1.0),
     )

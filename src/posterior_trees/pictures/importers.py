@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from posterior_trees.errors import InputError
 from posterior_trees.imaging.decode import Stored
-from posterior_trees.pictures.digit import Digit, describe_doubt, takes_digits
+from posterior_trees.pictures.digit import Digit, takes_digits
 from posterior_trees.pictures.eyes import Eyes, side_of, takes_eyes
 from posterior_trees.pictures.lines import Lines, is_no_map, takes_lines
 from posterior_trees.predictor import Predictor
@@ -13,8 +13,9 @@ from posterior_trees.predictor import Predictor
 PLACES = "(on the page tick it; in Python lines=True)"
 
 Importer = Digit | Eyes | Lines
-"""Makes the picture that a model takes of the values of a file, which it gets as they are. `does`
-says what it does by itself, and `excludes` which options are then left out."""
+"""Makes the picture that a model takes of the values of a file, which it gets as they are, and says
+what is doubtful about it. `does` says what it does by itself, and `excludes` which options are then
+left out."""
 
 
 def choose_importer(
@@ -33,9 +34,7 @@ def choose_importer(
 def doubt_picture(
     stored: Stored, importer: Importer | None, is_resized: bool, predictor: Predictor
 ) -> str:
-    """Why a picture, or what was made of it, may be none of the model's."""
-    if isinstance(importer, Digit):
-        return describe_doubt(stored, predictor.measurement)
+    """Why a picture may be none of the model's; what an importer made has its own doubt."""
     if importer is not None:
         return ""
     task = f"the task {predictor.name!r}" if predictor.name else "this model"

@@ -145,7 +145,8 @@ class Origin(NamedTuple):
 
 class Picture(NamedTuple):
     """A picture as the model takes it. `stored` are the values of a file (of a digit, what was
-    found), `resized` says in words what became of its size, and `origin` is where it was read."""
+    found), `resized` says in words what became of its size, `origin` is where it was read, and
+    `doubt` what its importer says of it."""
 
     name: str
     pixels: Float[Tensor, "b _ h w"]
@@ -153,6 +154,7 @@ class Picture(NamedTuple):
     stored: Stored | None = None
     resized: str = ""
     origin: Origin | None = None
+    doubt: str = ""
 
 
 def read(
@@ -179,7 +181,7 @@ def read(
         content = _open(source, name)
         height, width, *_ = picture_header(content, name)
         have, decoded = (height, width), partial(decode_picture, content, name)
-        stored = _fit(decoded, have, predictor, reading, name)
+        stored, doubt = _fit(decoded, have, predictor, reading, name)
         stamp = {} if isinstance(source, bytes) else stamp_of(source)
         known, channel = reading.plane.pixel_size, ""
     else:
@@ -188,7 +190,8 @@ def read(
             return fit_values(plane.read(slice(None), slice(None)), name, *how, **options)
 
         with plane:
-            have, stored = plane.shape, _fit(fitted, plane.shape, predictor, reading, name)
+            have = plane.shape
+            stored, doubt = _fit(fitted, have, predictor, reading, name)
         known, stamp = plane.pixel_size and plane.pixel_size[0], plane.stack.stamp
         channel = plane.channels[plane.channel]
     importer, want = reading.importer, stored.shape[-2:]
@@ -197,7 +200,7 @@ def read(
     shrink = block_of(have, scale) or 1 / scale
     origin = Origin(known, shrink, stamp, channel)
     pixels = reading.adjustment.apply(stored, name)
-    return Picture(name, pixels, reading, stored, resized, origin)
+    return Picture(name, pixels, reading, stored, resized, origin, doubt)
 
 
 def choose_scale(reading: Reading, plane: PlaneOfFile | None, predictor: Predictor) -> float | int:
@@ -263,9 +266,9 @@ def _open(source: str | PathLike[str] | bytes, name: str) -> bytes:
 def _fit(
     decoded: Callable[..., Stored], have: tuple[int, int], predictor: Predictor, reading: Reading,
     name: str,
-) -> Stored:  # fmt: skip
+) -> tuple[Stored, str]:  # fmt: skip
     """The stored values `(c, h, w)`, as many channels and pixels as the model takes, of a picture
-    of the size `have`: nothing is `decoded` before it is known to have room."""
+    of the size `have`, and an importer's doubt: nothing is `decoded` before there is room."""
     wanted = predictor.measurement.picture_channels(predictor.channels)[0]
     if wanted not in (1, 3):
         raise DataError(
@@ -288,7 +291,7 @@ def _fit(
     stored = decoded(wanted, () if block else size, is_cut=scale == 1)
     stored = block_means(stored, block) if block else stored
     _check_size(stored, predictor, name)
-    return stored
+    return stored, ""
 
 
 def _check_size(pixels: Tensor | np.ndarray, predictor: Predictor, what: str) -> None:
