@@ -26,7 +26,7 @@ from posterior_trees import (
     grow,
     load,
 )
-from posterior_trees.errors import InputError
+from posterior_trees.errors import DataError, InputError
 from posterior_trees.pictures import tiles
 from posterior_trees.pictures.answer import Tiling, answer
 from posterior_trees.pictures.reading import Reading, read
@@ -205,3 +205,11 @@ def test_a_picture_whose_tree_has_no_room_is_refused_before_it_is_read(
         monkeypatch.setattr(refuse, lambda *_, **__: pytest.fail("it was read"))
     with pytest.raises(InputError, match=r"200×300 .* needs 0\.00336 GB, 0\.00336 GB are free"):
         read(file, model)
+
+
+@pytest.mark.parametrize("name", ["photo.heic", "photo.jpg"])
+def test_a_phone_s_picture_is_refused_with_what_to_do(name: str, tmp_path: Path) -> None:
+    """Phones write HEIC, which Pillow does not read, whatever the file is called."""
+    (tmp_path / name).write_bytes(b"\0\0\0\x18ftypheic\0\0\0\0mif1heic")
+    with pytest.raises(DataError, match=rf"{name} is .* HEIC\)\. Save or export it as JPEG or PNG"):
+        predictor_of(KINDS["colour"]).predict(tmp_path / name)

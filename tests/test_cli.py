@@ -78,6 +78,7 @@ def place(tmp_path_factory) -> Path:
     Image.fromarray(np.full((28, 28), 255, np.uint8)).save(folder / "light.png")
     Image.fromarray(np.zeros((50, 40, 3), np.uint8)).save(folder / "large.jpg")
     (folder / "text.png").write_text("no picture")
+    (folder / "phone.heic").write_bytes(b"\0\0\0\x18ftypheic\0\0\0\0mif1heic")
     (folder / "scores.json").write_text('{"a": 1}')
     (folder / "empty").mkdir()
     (folder / "cut.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:5000])
@@ -219,6 +220,10 @@ MISTAKES = {
     "unreadable picture": (
         ["predict", "model.safetensors", "text.png", "--out", "o"],
         "1 of 1 picture .*text.png is truncated or not an image",
+    ),
+    "phone's picture": (
+        ["predict", "model.safetensors", "phone.heic", "--out", "o"],
+        r"phone.heic is .*not an image.*HEIC\)\. Save or export it as JPEG or PNG",
     ),
     "missing picture": (
         ["predict", "model.safetensors", "none.png", "--out", "o"],

@@ -1,8 +1,13 @@
 """Portraits that are cut around their eyes, and drawings that become thin lines."""
 
+import doctest
+import inspect
 import json
 import math
 import re
+import subprocess
+import sys
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -11,14 +16,14 @@ import torch
 from PIL import Image, ImageDraw
 
 from posterior_trees import Colorize, Inpaint, Paired, cli, wrap
-from posterior_trees.errors import DataError, InputError
+from posterior_trees.errors import DataError, InputError, PictureWarning
 from posterior_trees.imaging.regions import label
 from posterior_trees.imaging.source import Plane
 from posterior_trees.models.build import build_predictor
 from posterior_trees.models.checkpoint import load, save_model
 from posterior_trees.pictures.answer import answer
 from posterior_trees.pictures.eyes import Eyes
-from posterior_trees.pictures.lines import find_lines, thin
+from posterior_trees.pictures.lines import find_strokes, place_lines, share_of_areas, thin
 from posterior_trees.pictures.reading import Reading, read
 from posterior_trees.predictor import TreePredictor
 from posterior_trees.recipe import parse_recipe
@@ -68,7 +73,7 @@ def test_eyes_come_to_lie_where_the_card_says(turn: complex) -> None:
     eyes = 160 + 140j + turn * np.array([0, 16])
     picture = portrait((300, 400), *eyes, radius=max(2.5, 2.5 * abs(turn)))
     marks = tuple(float(v) for eye in eyes for v in (eye.real, eye.imag))
-    cut = Eyes(marks).make(picture, FACES, "a.png")
+    cut = Eyes(marks).make(picture, FACES, "a.png")[0]
     assert (cut.shape, cut.dtype) == ((3, 64, 64), np.uint8)
     left, right = dark_spots(cut)
     assert abs(left - 64 * (0.375 + 0.474j)) < 0.6
@@ -78,12 +83,14 @@ def test_eyes_come_to_lie_where_the_card_says(turn: complex) -> None:
 def test_a_portrait_that_is_cut_already_stays_as_it_is() -> None:
     picture = np.random.default_rng(0).integers(0, 255, (3, 64, 64), dtype=np.uint8)
     marks = tuple(64 * v for v in FRAME)
-    np.testing.assert_array_equal(Eyes(marks).make(picture, FACES, "a.png"), picture)
+    np.testing.assert_array_equal(Eyes(marks).make(picture, FACES, "a.png")[0], picture)
 
 
 def test_the_order_of_the_marks_changes_nothing() -> None:
     picture = portrait((200, 200), 80 + 90j, 120 + 95j)
-    one, other = (Eyes(m).make(picture, FACES, "") for m in ((80, 90, 120, 95), (120, 95, 80, 90)))
+    one, other = (
+        Eyes(m).make(picture, FACES, "")[0] for m in ((80, 90, 120, 95), (120, 95, 80, 90))
+    )
     np.testing.assert_array_equal(one, other)
 
 
@@ -91,8 +98,8 @@ def test_an_enlarged_portrait_is_cut_alike() -> None:
     """Means of 4×4 pixels, wherever the cut begins."""
     small = portrait((200, 220), 80 + 90j, 120 + 90j, radius=7)
     large = small.repeat(4, axis=1).repeat(4, axis=2)
-    one = Eyes((80, 90, 120, 90)).make(small, FACES, "").astype(float)
-    other = Eyes((320, 360, 480, 360)).make(large, FACES, "").astype(float)
+    one = Eyes((80, 90, 120, 90)).make(small, FACES, "")[0].astype(float)
+    other = Eyes((320, 360, 480, 360)).make(large, FACES, "")[0].astype(float)
     assert np.abs(one - other).mean() < 1
 
 
@@ -126,12 +133,50 @@ def test_a_portrait_is_predicted_as_its_cut(predictor: TreePredictor, tmp_path: 
     stored = portrait((300, 400), 160 + 140j, 220 + 150j)
     Image.fromarray(stored.transpose(1, 2, 0)).save(tmp_path / "a.png")
     picture = read(tmp_path / "a.png", predictor, Reading.of(align=(160, 140, 220, 150)))
-    cut = Eyes((160, 140, 220, 150)).make(stored, predictor, "")
+    cut = Eyes((160, 140, 220, 150)).make(stored, predictor, "")[0]
     np.testing.assert_allclose(picture.pixels[0].numpy(), cut / 255, atol=1e-6)
     made = answer(predictor, picture)
     assert made.tree.shape == (3, 64, 64)
     assert made.remarks["resized"].startswith("cut around the eyes from 300×400 (height×width)")
     assert "note" not in made.remarks
+
+
+def test_python_is_told_what_the_command_line_is_told_of_a_picture(
+    faces: Path, tmp_path: Path, capsys
+) -> None:
+    """Once for each picture, in the same words, at the line that asked; nothing where eyes are."""
+    file = tmp_path / "a.png"
+    Image.fromarray(portrait((80, 100)).transpose(1, 2, 0)).save(file)
+    cli.main(["predict", str(faces), str(file), "--out", str(tmp_path / "out")])
+    said = capsys.readouterr().err
+    assert "cut around both eyes, and nobody said" in said
+    predictor = load(faces, "cpu")
+    with pytest.warns(PictureWarning) as caught:
+        predictor.predict(file)
+    assert [f"ptrees predict: {w.message}\n" for w in caught] == [said]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        predictor.predict(file, align=(40, 40, 60, 40))
+
+
+def test_a_warning_names_the_line_that_predicted(faces: Path, tmp_path: Path) -> None:
+    """Without the type checker's frames, as users run it."""
+    Image.fromarray(portrait((80, 100)).transpose(1, 2, 0)).save(tmp_path / "a.png")
+    words = f"import posterior_trees as p\np.load({str(faces)!r}, 'cpu').predict('a.png')\n"
+    (tmp_path / "mine.py").write_text(words)
+    done = subprocess.run([sys.executable, "mine.py"], cwd=tmp_path, capture_output=True, text=True)
+    assert "mine.py:2: PictureWarning: a.png: the task 'faces_colorize' knows" in done.stderr
+
+
+def test_the_example_of_a_portrait_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Image.fromarray(portrait((300, 400)).transpose(1, 2, 0)).save(tmp_path / "portrait.jpg")
+    monkeypatch.chdir(tmp_path)
+    text, known = inspect.getdoc(TreePredictor.predict) or "", {"predictor": FACES}
+    example = doctest.DocTestParser().get_doctest(text, known, "predict", None, None)
+    assert "align=" in example.examples[0].source
+    runner = doctest.DocTestRunner(verbose=False)
+    assert runner.run(example, clear_globs=False) == (0, 1)
+    assert example.globs["tree"].shape == (3, 64, 64)
 
 
 def test_what_lies_beyond_the_portrait_is_said(tmp_path: Path) -> None:
@@ -188,6 +233,10 @@ def drawing(pen: int, zoom: float = 1.0, dark: int = 20, light: int = 230) -> np
     ImageDraw.Draw(image).line([(zoom * 110, zoom * 100), (zoom * 150, zoom * 130)], fill=dark,
                                width=pen)  # fmt: skip
     return np.asarray(image)[None]
+
+
+def find_lines(stored: np.ndarray, size: tuple[int, int], frame, name: str = "") -> torch.Tensor:
+    return place_lines(find_strokes(stored, name), size, frame)
 
 
 def near(one: torch.Tensor, other: torch.Tensor, pixels: int = 2) -> float:
@@ -308,18 +357,58 @@ def test_a_photograph_given_as_lines_is_doubted(tmp_path: Path) -> None:
     assert "note" not in answer(SHOES, read(tmp_path / "d.png", SHOES)).remarks
 
 
+def dark_shoe() -> np.ndarray:
+    """A photograph of one on white: thin laces, a thick sole and a shaded shaft, (1, h, w)."""
+    image, (y, x) = Image.new("L", (300, 220), 240), np.mgrid[:220, :300]
+    pen = ImageDraw.Draw(image)
+    pen.polygon([(40, 100), (60, 60), (110, 65), (130, 95), (120, 115), (60, 115)], fill=60)
+    pen.line([(40, 150), (255, 150)], fill=40, width=9)
+    for place in range(120, 240, 8):
+        pen.line([(place, 100), (place + 12, 145)], fill=80, width=2)
+    shade = 20 * np.sin(x / 9) * np.cos(y / 7)
+    return (np.asarray(image) + np.where(np.asarray(image) < 200, shade, 0)).astype(np.uint8)[None]
+
+
+@pytest.mark.parametrize(("stored", "is_doubted"), [(dark_shoe(), True),
+                         *((other, False) for other in (*OTHERS, drawing(16)))])  # fmt: skip
+def test_lines_found_in_a_photograph_are_doubted(
+    stored: np.ndarray, is_doubted: bool, tmp_path: Path
+) -> None:
+    """A pen of whatever width is believed."""
+    Image.fromarray(stored[0]).save(tmp_path / "a.png")
+    made = answer(SHOES, read(tmp_path / "a.png", SHOES, Reading.of(lines=True)))
+    assert ("is it a photograph?" in made.remarks.get("note", "")) == is_doubted
+
+
+def test_areas_are_what_discs_of_twice_the_width_cover() -> None:
+    ink = torch.zeros(200, 200, dtype=torch.bool)
+    ink[20:180, 50:53] = ink[20:180, 100:103] = ink[90:93, 50:100] = True
+    assert share_of_areas(ink) == 0  # as wide everywhere
+    lines = int(ink.sum())
+    ink[100:140, 140:180] = True
+    assert share_of_areas(ink) == pytest.approx(1600 / (1600 + lines), abs=0.05)
+
+
 # ---- the model says it, and the command does it --------------------------------------------------
 
 
-def test_a_stored_model_says_where_eyes_lie_and_predict_cuts_there(tmp_path: Path, capsys) -> None:
+@pytest.fixture
+def faces(tmp_path: Path) -> Path:
+    """A stored model that says where eyes lie."""
     recipe = parse_recipe("task = 'faces_colorize'\n[data]\nsize = [64, 64]\n[network]\nwidth = 9\n"
                           "steps = 2\ndecoder = 'shared'\n")  # fmt: skip
     predictor = build_predictor(recipe).eval()
     assert predictor.about["frame"] == {"size": [64, 64], "at": list(FRAME)}
     save_model(tmp_path / "m.safetensors", predictor, recipe)
-    assert load(tmp_path / "m.safetensors", "cpu").about["frame"]["at"] == list(FRAME)
+    return tmp_path / "m.safetensors"
+
+
+def test_a_stored_model_says_where_eyes_lie_and_predict_cuts_there(
+    faces: Path, tmp_path: Path, capsys
+) -> None:
+    assert load(faces, "cpu").about["frame"]["at"] == list(FRAME)
     Image.fromarray(portrait((300, 400), 160 + 140j).transpose(1, 2, 0)).save(tmp_path / "a.png")
-    words = [str(tmp_path / "m.safetensors"), str(tmp_path / "a.png")]
+    words = [str(faces), str(tmp_path / "a.png")]
     out = tmp_path / "out"
     cli.main(["predict", *words, "--align", "160", "140", "220", "150", "--out", str(out)])
     table = json.loads((out / "a" / "tree.json").read_text())
@@ -328,6 +417,23 @@ def test_a_stored_model_says_where_eyes_lie_and_predict_cuts_there(tmp_path: Pat
     with pytest.raises(SystemExit):
         cli.main(["predict", "digits", words[1], "--lines", "--out", str(out)])
     assert "--lines is for models whose card" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", ["predict --out", "explore --save"])
+def test_one_pair_of_eyes_is_refused_for_several_portraits(
+    words: str, faces: Path, tmp_path: Path, capsys
+) -> None:
+    """They were all cut around the eyes of one."""
+    command, option = words.split()
+    for name in ("a", "b", "c"):
+        Image.fromarray(portrait((300, 400)).transpose(1, 2, 0)).save(tmp_path / f"{name}.png")
+    files = [str(tmp_path / f"{name}.png") for name in ("a", "b", "c")]
+    marks = ["--align", "160", "140", "220", "150"]
+    with pytest.raises(SystemExit):
+        cli.main([command, str(faces), *files, *marks, option, str(tmp_path / "out")])
+    said = capsys.readouterr().err
+    assert "eyes of one picture are, and 3 pictures are given: make one call for each" in said
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("name", ["turned", "palette"])

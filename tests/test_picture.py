@@ -584,7 +584,8 @@ def test_what_was_warned_of_stands_on_the_page_and_in_the_table(tmp_path: Path) 
         assert table["resized"] == "resized from 32×40 to 16×20 (height×width)"
         assert example["resized"] == table["resized"]
         assert example["note"] == table.get("note", "")
-    assert f"{light}: {tables[0]['note']}" in heard
+    assert heard[0] == f"{light}: {tables[0]['resized']}. {tables[0]['note']}"  # at once
+    assert len(heard) == 2
     assert "note" not in tables[1]
 
 

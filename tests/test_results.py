@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from posterior_trees import load
+
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"
 SCRIPTS = ROOT / "reproduction" / "scripts"
@@ -90,6 +92,16 @@ def test_the_table_of_tasks_says_what_their_numbers_say() -> None:
         rarest = min(leaf["frequency"] for leaf in score["leaves"])
         for text in (" / ".join(psnr), " / ".join(nll), f" {score['n']} ", f"{rarest:.1%}"):
             assert text in cells, (name, text)
+
+
+def test_the_page_of_small_models_says_first_what_their_cards_say() -> None:
+    """Its table is of other pictures, with other numbers."""
+    head, *_ = (RESULTS / "models" / "README.md").read_text(encoding="utf-8").split("\n|")
+    numbers = json.loads((RESULTS / "models" / "numbers.json").read_text(encoding="utf-8"))
+    for score in numbers["whole_test_pictures"].values():
+        file = ROOT / "models" / f"{score['model']}.safetensors"
+        assert load(file, "cpu").about["test"]["psnr"] == score["psnr"]
+        assert " / ".join(f"{depth['mean']:.2f}" for depth in score["psnr"]) in head
 
 
 def test_pages_stay_short() -> None:

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,21 @@ def test_the_table_has_a_row_for_each_whatever_the_files_are(checkout: Path, cap
     assert re.search(r"cats_colorize +│[^\n]*not here", said)
     assert "notes" not in said
     assert "What is not here: " in said
+
+
+def test_no_name_is_broken_in_a_narrow_terminal(
+    checkout: Path, capsys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("shoes_from_edges", "a_name_of_my_own_that_is_longer"):
+        shutil.copy(checkout / "models" / "faces_colorize.safetensors",
+                    checkout / "models" / f"{name}.safetensors")  # fmt: skip
+    for columns in (80, 60):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        cli.main(["models"])
+        said = capsys.readouterr().out
+        assert re.search(r"│ shoes_from_edges +│", said)
+        assert "│ a_name_of_my_own_that_is_longer │" in said
+        assert max(map(len, said.split("What")[0].splitlines())) <= columns
 
 
 def test_a_model_of_the_checkout_is_not_changed_by_certifying(checkout: Path, capsys) -> None:

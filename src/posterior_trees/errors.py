@@ -4,6 +4,7 @@ The command line and the explorer's server turn these (and `OSError`) into messa
 is a bug: it shows its traceback.
 """
 
+import warnings
 from importlib import import_module
 from typing import Any
 
@@ -53,6 +54,15 @@ class GuaranteeError(InputError):
 
 class MeasureError(GuaranteeError):
     """A measure without a promise, or one that fails on an image."""
+
+
+class PictureWarning(UserWarning):
+    """What to beware of in the tree of a picture."""
+
+
+def warn_picture(message: str) -> None:
+    """Warn who called `predictor.predict`, four functions away."""
+    warnings.warn(message, PictureWarning, stacklevel=5)
 
 
 def need(module: str, purpose: str, extra: str) -> Any:

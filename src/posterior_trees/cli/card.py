@@ -27,14 +27,14 @@ def run_models(_: argparse.Namespace) -> None:
     from posterior_trees.models.shelf import KNOWN, PACKAGE, how_to_get, list_models
 
     table, here = Table(show_lines=True), list_models()
-    for title in ("name", "task", "terms", "size", "where"):
-        table.add_column(title, overflow="fold")
+    for title in ("name", "task", "terms", "where"):
+        table.add_column(title, overflow="fold", no_wrap=title == "name")
     for name, file in here.items():
         where = "in the package" if file.parent == PACKAGE else str(file.parent)
-        table.add_row(name, *describe(name), f"{file.stat().st_size / 1e6:.1f} MB", where)
+        table.add_row(name, *describe(name), f"{file.stat().st_size / 1e6:.1f} MB {where}")
     missing = [name for name in KNOWN if name not in here]
     for name in missing:
-        table.add_row(name, *describe(name, is_here=False), "", "not here")
+        table.add_row(name, *describe(name, is_here=False), "not here")
     Console().print(table)
     if missing:
         print(f"What is not here: {how_to_get('NAME')}")

@@ -174,8 +174,10 @@ def errors_name(file: str) -> Generator[None, None, None]:
     except Image.DecompressionBombError as error:
         raise DataError(f"{file} is too large to decode safely ({error})") from error
     except UNREADABLE as error:
-        # Pillow names what it could not identify, which may be an object in memory
-        why = "unknown format" if isinstance(error, UnidentifiedImageError) else error
+        why, fix = str(error), "Replace or remove it"
+        if isinstance(error, UnidentifiedImageError):  # its words may name an object in memory
+            why = "unknown format, as a phone's HEIC"
+            fix = "Save or export it as JPEG or PNG, or remove it"
         raise DataError(
-            f"{file} is truncated or not an image Pillow can read ({why}). Replace or remove it"
+            f"{file} is truncated or not an image Pillow can read ({why}). {fix}"
         ) from error

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from posterior_trees.errors import InputError
+from posterior_trees.errors import InputError, warn_picture
 from posterior_trees.explore.content import SIDE, Measure, describe_trees
 from posterior_trees.imaging.adjust import describe_misfit
 from posterior_trees.imaging.size import times
@@ -116,7 +116,7 @@ def answer(
     importer, done = picture.reading.importer, picture.reading.adjustment
     is_imported = importer is not None and importer.is_grey
     return made.noted(
-        picture.doubt(predictor)
+        picture.doubts(predictor)
         or describe_misfit(picture.stored, done, predictor, see, is_imported),
         describe_magnification(tree, predictor, picture.reading.scale or 1.0),
     )
@@ -125,7 +125,9 @@ def answer(
 def predict(predictor: Predictor, source: Source, tile: int | None = None, **reading: Any) -> Tree:
     """The tree of a picture: `predictor.predict`."""
     picture = read(source, predictor, Reading.of(**reading))
-    return answer(predictor, picture, Tiling(tile)).tree
+    made = answer(predictor, picture, Tiling(tile))
+    warn_of(picture, made)
+    return made.tree
 
 
 def is_measured_here(predictor: Predictor, picture: Picture) -> bool:
@@ -134,12 +136,11 @@ def is_measured_here(predictor: Predictor, picture: Picture) -> bool:
     return predictor.measurement.is_picture_clean if said is None else said
 
 
-def warn_of(picture: Picture, made: Answer, warn: Callable[[str], object]) -> None:
-    """Say what is to be said of a picture, but for what was asked for."""
+def warn_of(picture: Picture, made: Answer, warn: Callable[[str], object] = warn_picture) -> None:
+    """Say at once what is to be said of a picture, but for what was asked for."""
     is_asked = picture.reading.importer or picture.reading.scale != 1
-    for key, words in made.remarks.items():
-        if not (is_asked and key == "resized"):
-            warn(f"{picture.name}: {words}")
+    if words := [text for key, text in made.remarks.items() if key == "note" or not is_asked]:
+        warn(f"{picture.name}: {'. '.join(words)}")
 
 
 def _predict(

@@ -114,8 +114,9 @@ class Digit:
             f"as `digits` does; {predictor.name or 'this model'} predicts {size} in {kind}: {fix}"
         )
 
-    def make(self, stored: Stored, predictor: Predictor, name: str) -> np.ndarray:
-        return find_digit(stored, name)
+    def make(self, stored: Stored, predictor: Predictor, name: str) -> tuple[np.ndarray, str]:
+        digit = find_digit(stored, name)
+        return digit, describe_doubt(digit, predictor.measurement)
 
     def caption(self, size: tuple[int, int], predictor: Predictor) -> str:
         return f"the digit found in {times(size)} (height×width)"

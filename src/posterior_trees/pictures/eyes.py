@@ -50,7 +50,7 @@ class Eyes:
         if len(self.marks) != 4 or not all(map(math.isfinite, self.marks)):
             raise InputError(f"--align {self.marks}: give four numbers, X1 Y1 X2 Y2 of both eyes")
 
-    def make(self, stored: Stored, predictor: Predictor, name: str) -> np.ndarray:
+    def make(self, stored: Stored, predictor: Predictor, name: str) -> tuple[np.ndarray, str]:
         """Of the same kind as the stored values, at the frame's size."""
         h, w = stored.shape[-2:]
         self._check_inside((h, w), name)
@@ -72,7 +72,7 @@ class Eyes:
             )  # fmt: skip
             found.append(np.array(picture).reshape(size[0], fine, size[1], fine).mean(axis=(1, 3)))
         made = np.stack(found).clip(stored.min(), stored.max())  # cubic curves swing over
-        return (made if stored.dtype == np.float32 else np.rint(made)).astype(stored.dtype)
+        return (made if stored.dtype == np.float32 else np.rint(made)).astype(stored.dtype), ""
 
     def caption(self, size: tuple[int, int], predictor: Predictor) -> str:
         start, turn = self._similarity(predictor)

@@ -6,14 +6,17 @@ from collections.abc import Sequence
 from posterior_trees.errors import InputError
 from posterior_trees.imaging.decode import Stored
 from posterior_trees.imaging.size import SCALES
-from posterior_trees.pictures.digit import Digit, describe_doubt, takes_digits
+from posterior_trees.pictures.digit import Digit, takes_digits
 from posterior_trees.pictures.eyes import Eyes, side_of, takes_eyes
 from posterior_trees.pictures.lines import Lines, is_no_map, takes_lines
 from posterior_trees.predictor import Predictor
 
+PLACES = "(on the page tick it; in Python lines=True)"
+
 Importer = Digit | Eyes | Lines
-"""Makes the picture that a model takes of the values of a file, which it gets as they are. `does`
-says what it does by itself, and `excludes` which options are then left out."""
+"""Makes the picture that a model takes of the values of a file, which it gets as they are, and says
+what is doubtful about it. `does` says what it does by itself, and `excludes` which options are then
+left out."""
 
 
 def choose_importer(
@@ -33,10 +36,8 @@ def doubt_picture(
     stored: Stored, importer: Importer | None, is_resized: bool, predictor: Predictor,
     is_cut: bool = False,
 ) -> str:  # fmt: skip
-    """Why a picture, or what was made of it, may be none of the model's; of a portrait the reader
-    may have said that it `is_cut`."""
-    if isinstance(importer, Digit):
-        return describe_doubt(stored, predictor.measurement)
+    """Why a picture may be none of the model's, of a portrait unless the reader said that it
+    `is_cut`; what an importer made has its own doubt."""
     if importer is not None:
         return ""
     task = f"the task {predictor.name!r}" if predictor.name else "this model"
@@ -45,7 +46,8 @@ def doubt_picture(
         side, _ = side_of(predictor)
         where = (
             f"{task} knows pictures that are cut around both eyes, and nobody said where they are "
-            "in this one: mark them (--align X1 Y1 X2 Y2, or on the page) if it is not cut so"
+            "in this one: mark them (--align X1 Y1 X2 Y2, or on the page; in Python "
+            "align=(x1, y1, x2, y2)) if it is not cut so"
         )
         scale = side / height
         size = (
@@ -59,12 +61,12 @@ def doubt_picture(
         if max(height, width) > 1.5 * side:
             return (
                 f"{task} knows lines one pixel thin in {side} pixels, and this picture has "
-                f"{height}×{width}: let --lines (on the page tick it) make such lines"
+                f"{height}×{width}: let --lines {PLACES} make such lines"
             )
     if takes_lines(predictor) and is_no_map(stored):
         return (
             f"{task} knows thin black lines on white, and this picture has greys or much black: "
-            "let --lines (on the page tick it) find the lines of a drawing"
+            f"let --lines {PLACES} find the lines of a drawing"
         )
     return ""
 

@@ -35,6 +35,9 @@ FILLED = 0.12
 """How wide strokes may be, of the longer side of what is drawn: wider ones are areas."""
 THINNEST = 3.0
 """Pixels that strokes may be wide in the smallest drawing."""
+AREAS = 0.2
+"""Of the ink of drawings at most this share is in wide parts, as where lines cross; of photographs
+of shoes more."""
 GREY = (0.2, 0.8, 0.1)
 """A map of lines has hardly any values between these, at most this share."""
 
@@ -55,11 +58,12 @@ class Lines:
                 f"does; {predictor.name or 'this model'} is none: leave --lines out"
             )
 
-    def make(self, stored: Stored, predictor: Predictor, name: str) -> np.ndarray:
-        frame = predictor.about["frame"]
-        lines = find_lines(stored, frame["size"], frame["at"], name)
+    def make(self, stored: Stored, predictor: Predictor, name: str) -> tuple[np.ndarray, str]:
+        frame, strokes = predictor.about["frame"], find_strokes(stored, name)
+        lines = place_lines(strokes, frame["size"], frame["at"])
         channels = predictor.measurement.picture_channels(predictor.channels)[0]
-        return np.repeat((~lines.numpy()).astype(np.float32)[None], channels, axis=0)
+        made = np.repeat((~lines.numpy()).astype(np.float32)[None], channels, axis=0)
+        return made, doubt_strokes(strokes)
 
     def caption(self, size: tuple[int, int], predictor: Predictor) -> str:
         return f"the lines found in {times(size)} (height×width)"
@@ -77,11 +81,8 @@ def is_no_map(stored: Stored) -> bool:
     return bool(((unit > low) & (unit < high)).mean() > most or (unit < low).mean() > 0.5)
 
 
-def find_lines(
-    stored: Stored, size: Sequence[int], frame: Sequence[float | int], name: str = "the drawing"
-) -> Bool[Tensor, "h2 w2"]:
-    """Where the lines of a drawing are, in a picture of a `size` whose `frame` (left, top, right
-    and bottom, of 1) they fill."""
+def find_strokes(stored: Stored, name: str = "the drawing") -> Bool[Tensor, "h2 w2"]:
+    """The ink of a drawing."""
     ink, _ = find_ink(even_light(stored, "a drawing", name), "a drawing", name)
     parts = label(ink)
     is_kept = torch.cat([torch.tensor([False]), sizes(parts) >= SPECK * ink.sum()])
@@ -95,6 +96,36 @@ def find_lines(
             f"{name}: strokes are {width:.0f} of {longest} pixels wide, lines up to "
             f"{widest:.0f}: it is filled. Draw the outlines alone"
         )
+    return ink
+
+
+def doubt_strokes(ink: Bool[Tensor, "h w"]) -> str:
+    """Why ink may be no drawing; empty if it looks like one. Strokes of a pen are of one width,
+    dark parts of a photograph are not."""
+    if (share := share_of_areas(ink)) <= AREAS:
+        return ""
+    return (
+        f"{share:.0%} of the ink is in parts over twice as wide as its lines are on average, in "
+        f"drawings up to {AREAS:.0%}: is it a photograph? Draw the outlines alone"
+    )
+
+
+def share_of_areas(ink: Bool[Tensor, "h w"]) -> float:
+    """The share of ink that discs of twice the strokes' width can cover."""
+    from scipy.ndimage import distance_transform_edt
+
+    wide, reach = F.pad(ink, (1, 1, 1, 1)).numpy(), stroke_width(ink)
+    centres = distance_transform_edt(wide) > reach
+    if not centres.any():
+        return 0.0
+    return float((wide & (distance_transform_edt(~centres) <= reach)).sum() / wide.sum())
+
+
+def place_lines(
+    ink: Bool[Tensor, "h w"], size: Sequence[int], frame: Sequence[float | int]
+) -> Bool[Tensor, "h2 w2"]:
+    """The lines of a drawing in a picture of a `size` whose `frame` (left, top, right and bottom,
+    of 1) they fill."""
     if ink.shape != tuple(size):
         low, high = box_of(ink)
         ink = _place(ink[low[0] : high[0] + 1, low[1] : high[1] + 1], size, frame)

@@ -46,6 +46,7 @@ from posterior_trees.imaging.stack import stamp_of
 from posterior_trees.imaging.tiff import is_tiff
 from posterior_trees.pictures.arrays import from_memory
 from posterior_trees.pictures.digit import takes_digits
+from posterior_trees.pictures.eyes import Eyes
 from posterior_trees.pictures.importers import Importer, choose_importer, doubt_picture
 from posterior_trees.predictor import Predictor
 from posterior_trees.tree import level_sizes
@@ -101,12 +102,17 @@ class Reading(NamedTuple):
         importer = choose_importer(digit, align, lines)
         return cls(resize, importer, scale, Adjustment.of(levels, gamma, invert), is_clean, plane)
 
-    def check(self, predictor: Predictor) -> None:
-        """Refuse what contradicts itself or the model."""
+    def check(self, predictor: Predictor, count: int = 1) -> None:
+        """Refuse what contradicts itself, the model or the `count` of pictures."""
         measurement = predictor.measurement
         if self.importer:
             self._refuse_beside(self.importer)
             self.importer.check(predictor)
+        if count > 1 and isinstance(self.importer, Eyes):
+            raise InputError(
+                f"--align says where the eyes of one picture are, and {count} pictures are given: "
+                "make one call for each, with its own --align and --out"
+            )
         if self.scale is not None:
             check_scale(self.scale, measurement)
         if self.is_clean and not measurement.is_computable:
@@ -141,7 +147,8 @@ class Origin(NamedTuple):
 
 class Picture(NamedTuple):
     """A picture as the model takes it. `stored` are the values of a file (of a digit, what was
-    found), `resized` says in words what became of its size, and `origin` is where it was read."""
+    found), `resized` says in words what became of its size, `origin` is where it was read, and
+    `doubt` what its importer says of it."""
 
     name: str
     pixels: Float[Tensor, "b _ h w"]
@@ -149,11 +156,12 @@ class Picture(NamedTuple):
     stored: Stored | None = None
     resized: str = ""
     origin: Origin | None = None
+    doubt: str = ""
 
-    def doubt(self, predictor: Predictor) -> str:
-        """Why it may be none of the model's (`doubt_picture`)."""
-        if self.stored is None:
-            return ""
+    def doubts(self, predictor: Predictor) -> str:
+        """Why it, or what was made of it, may be none of the model's."""
+        if self.doubt or self.stored is None:
+            return self.doubt
         is_resized, told = bool(self.resized), self.reading
         return doubt_picture(self.stored, told.importer, is_resized, predictor, told.is_cut)
 
@@ -182,7 +190,7 @@ def read(
         content = _open(source, name)
         height, width, *_ = picture_header(content, name)
         have, decoded = (height, width), partial(decode_picture, content, name)
-        stored = _fit(decoded, have, predictor, reading, name)
+        stored, doubt = _fit(decoded, have, predictor, reading, name)
         stamp = {} if isinstance(source, bytes) else stamp_of(source)
         known, channel = reading.plane.pixel_size, ""
     else:
@@ -191,7 +199,8 @@ def read(
             return fit_values(plane.read(slice(None), slice(None)), name, *how, **options)
 
         with plane:
-            have, stored = plane.shape, _fit(fitted, plane.shape, predictor, reading, name)
+            have = plane.shape
+            stored, doubt = _fit(fitted, have, predictor, reading, name)
         known, stamp = plane.pixel_size and plane.pixel_size[0], plane.stack.stamp
         channel = plane.channels[plane.channel]
     importer, want = reading.importer, stored.shape[-2:]
@@ -200,7 +209,7 @@ def read(
     shrink = block_of(have, scale) or 1 / scale
     origin = Origin(known, shrink, stamp, channel)
     pixels = reading.adjustment.apply(stored, name)
-    return Picture(name, pixels, reading, stored, resized, origin)
+    return Picture(name, pixels, reading, stored, resized, origin, doubt)
 
 
 def choose_scale(reading: Reading, plane: PlaneOfFile | None, predictor: Predictor) -> float | int:
@@ -266,9 +275,9 @@ def _open(source: str | PathLike[str] | bytes, name: str) -> bytes:
 def _fit(
     decoded: Callable[..., Stored], have: tuple[int, int], predictor: Predictor, reading: Reading,
     name: str,
-) -> Stored:  # fmt: skip
+) -> tuple[Stored, str]:  # fmt: skip
     """The stored values `(c, h, w)`, as many channels and pixels as the model takes, of a picture
-    of the size `have`: nothing is `decoded` before it is known to have room."""
+    of the size `have`, and an importer's doubt: nothing is `decoded` before there is room."""
     wanted = predictor.measurement.picture_channels(predictor.channels)[0]
     if wanted not in (1, 3):
         raise DataError(
@@ -291,7 +300,7 @@ def _fit(
     stored = decoded(wanted, () if block else size, is_cut=scale == 1)
     stored = block_means(stored, block) if block else stored
     _check_size(stored, predictor, name)
-    return stored
+    return stored, ""
 
 
 def _check_size(pixels: Tensor | np.ndarray, predictor: Predictor, what: str) -> None:

@@ -10,7 +10,6 @@ Fields are done by an engine, one by one; what becomes of them is put together h
 import json
 import shutil
 import time
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, suppress
 from functools import partial
@@ -18,7 +17,7 @@ from os import PathLike
 from pathlib import Path
 
 from posterior_trees.engine import Engine, OneProcess, Outcome, WorkerError, attempt
-from posterior_trees.errors import InputError, StoreError, plural, words_for
+from posterior_trees.errors import InputError, StoreError, plural, warn_picture, words_for
 from posterior_trees.imaging.fields import Field, stem_of
 from posterior_trees.imaging.ome_zarr import is_zarr
 from posterior_trees.imaging.ome_zarr import stamp_of as stamp_of_zarr
@@ -62,7 +61,7 @@ def predict_files(
     check: Callable[[list[Field]], object] = len,
     scratch: Path | None = None,
     keeps_tiles: bool = False,
-    warn: Callable[[str], object] = warnings.warn,
+    warn: Callable[[str], object] = warn_picture,
     watch: Callable = iter,
     watch_tiles: Callable = iter,
 ) -> list[Path]:
@@ -82,7 +81,7 @@ def predict_files(
     (`huge.py`), their tiles to `scratch` meanwhile.
     """
     reading = reading or Reading()
-    reading.check(predictor)
+    reading.check(predictor, len(files))
     if reading.resize and not predictor.measurement.size:
         warn(
             "--resize does nothing here: it is for models of one size, and this one takes any. "

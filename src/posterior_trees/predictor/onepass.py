@@ -245,6 +245,13 @@ class TreePredictor(nn.Module):
         along a side is predicted in tiles of that size (`pictures.tiles`); by default only a huge
         one is, with `tile=0` none. Further options, `resize=True` for one, are those of
         `pictures.reading.Reading.of`.
+
+        Models of faces and cats need to know where both eyes are, in pixels from the upper left
+        corner of the file:
+
+        >>> tree = predictor.predict("portrait.jpg", align=(160, 140, 220, 150))  # x1, y1, x2, y2
+
+        What to beware of, a portrait without eyes for one, is an `errors.PictureWarning`.
         """
         from posterior_trees.pictures.answer import predict
 

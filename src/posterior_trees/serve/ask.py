@@ -120,7 +120,7 @@ def _check_tiles(size: list[int], name: str, limits: Limits) -> None:
 def refuse_doubtful(predictor: Predictor, picture: Picture) -> None:
     """What takes many tiles and is likely none of the model's pictures is not begun."""
     is_tiled = needs_tiles(predictor, picture.pixels.shape[-2:], None)
-    if is_tiled and (doubt := picture.doubt(predictor)):
+    if is_tiled and (doubt := picture.doubts(predictor)):
         raise InputError(f"{picture.name}: {doubt}")
 
 

@@ -1,11 +1,10 @@
 """What a page shows before anybody gives it a picture: the user's files, or sample pictures."""
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from posterior_trees.assets import SIZES, sample_pictures
-from posterior_trees.errors import DataError, plural
+from posterior_trees.errors import DataError, plural, warn_picture
 from posterior_trees.explore.content import Measure
 from posterior_trees.models.card import says
 from posterior_trees.pictures.answer import answer, warn_of
@@ -26,13 +25,13 @@ def describe_start(
     *,
     rivals: Sequence[tuple[str, Path]] = (),
     measures: Mapping[str, Measure] | None = None,
-    warn: Callable[[str], object] = warnings.warn,
+    warn: Callable[[str], object] = warn_picture,
     growths: Growths | None = None,
 ) -> list[dict]:
     """Examples of the given files, or of the samples that the model's card names; `warn` hears of
     files that do not fit the model or its size; `growths` keeps what can be grown on."""
     reading = reading or Reading()
-    reading.check(predictor)
+    reading.check(predictor, len(files))
     pictures = [read(file, predictor, reading) for file in files]
     names = [file.name for file in files]
     if not files and (kind := says(predictor, "samples")) in SIZES:
