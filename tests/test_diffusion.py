@@ -398,6 +398,17 @@ def test_edm_scales_are_those_of_the_paper() -> None:
     torch.testing.assert_close(0.49 * noise**2 + clean**2, torch.ones_like(alpha))
 
 
+def test_edm_trains_at_the_noise_it_is_told() -> None:
+    _, spec = tiny("prior", "baseline.target=edm", "baseline.log_sigma=[0.5, 1.2]")
+    model = DiffusionModel(1, spec, [])
+    alpha = model.alpha_bar[model.draw_levels(40_000, seeded())]
+    found = ((1 - alpha) / alpha).log() / 2
+    assert found.mean().item() == pytest.approx(0.5, abs=0.03)
+    assert found.std().item() == pytest.approx(1.2, abs=0.03)
+    with pytest.raises(RecipeError, match=r"baseline\.log_sigma"):
+        tiny("prior", "baseline.log_sigma=[0.5, 0]")
+
+
 def test_models_are_saved_in_half_the_bytes_and_come_back(tmp_path) -> None:
     baseline = random_baseline("conditional")
     file = tmp_path / "model.safetensors"

@@ -267,19 +267,23 @@ class DaskEngine:
 
     def __init__(self, workers: int, threads: int = 1, scheduler: str | None = None) -> None:
         find = partial(need, purpose="--engine dask", extra="dask")
-        dask, distributed = find("dask"), find("distributed")
-        self.distributed, self.threads, self.cluster = distributed, threads, None
+        self.dask, self.distributed = find("dask"), find("distributed")
+        self.workers, self.threads, self.scheduler = workers, threads, scheduler
+        self._open()
+
+    def _open(self) -> None:
+        scheduler, self.cluster = self.scheduler, None
         is_file = scheduler is not None and Path(scheduler).is_file()
         at = {"scheduler_file" if is_file else "address": scheduler}
-        with dask.config.set({"distributed.scheduler.allowed-failures": 0}):
+        with self.dask.config.set({"distributed.scheduler.allowed-failures": 0}):
             if scheduler is None:
                 with _deaf():
-                    at["address"] = self.cluster = distributed.LocalCluster(
-                        n_workers=workers, threads_per_worker=1, dashboard_address=None,
+                    at["address"] = self.cluster = self.distributed.LocalCluster(
+                        n_workers=self.workers, threads_per_worker=1, dashboard_address=None,
                         silence_logs=logging.CRITICAL,
                     )  # fmt: skip
             try:
-                self.client = distributed.Client(**at)
+                self.client = self.distributed.Client(**at)
             except OSError as error:
                 raise RunError(f"--scheduler {scheduler} does not answer ({error})") from error
 
@@ -303,6 +307,8 @@ class DaskEngine:
         self, function: Callable[[Any], Any], items: list[Any]
     ) -> Iterator[tuple[Any, Outcome | None, int]]:
         """Items with what became of them; None, and how often, where workers died with them."""
+        if self.client.status == "closed":
+            self._open()
         send = partial(attempt_sent, pickle.dumps(function), threads=self.threads)
         item_of = dict(zip(self.client.map(send, items, pure=False), items, strict=True))
         try:
@@ -317,8 +323,8 @@ class DaskEngine:
         finally:
             if item_of:
                 self.client.cancel(list(item_of))
-                if self.cluster is not None:  # whoever is at work knows nothing of it
-                    self.client.restart()
+                if self.cluster is not None:  # whoever is at work knows nothing of it; to
+                    self.close()  # restart workers waits for ever if one was just starting
 
     def close(self) -> None:
         self.client.close()

@@ -16,8 +16,10 @@ $$ \hat x_0 = k\, x_t + g\, F(c\, x_t, t), \qquad
 
 which is EDM's preconditioning in the scale of $x_t$; $\sigma_d = 1$ is the "velocity". The noise of
 a nearly drowned image says little about $\hat x_0$ ($g$ reaches 157), $F$ says it directly.
-Choice: its levels are uniform, too, since posterior samplers ask for $\sigma = s/a$ up to 157;
-by EDM's own law few steps train above 6, where it is decided what a hole shows.
+Its levels are drawn by $\ln\sigma \sim \mathcal N$ of mean and deviation `log_sigma`,
+$\sigma = s/a$: mostly where images take shape. Choice: wider than EDM's own $\mathcal N(-1.2,
+1.2^2)$, since posterior samplers ask for $\sigma$ up to 157, and more so where a hole or colours
+are decided at high noise.
 
 The conditional one also sees the measurement. Only what $y$ leaves open is diffused: with the
 projection $P$ of `Measurement`, the network sees $P x_t$ beside what $y$ shows and learns
@@ -105,6 +107,7 @@ class DiffusionModel(nn.Module):
         self.is_conditional = spec.kind == "conditional"
         extra = seen_channels(measurements[0], channels) if self.is_conditional else 0
         self.channels, self.target, self.sigma_data = channels, spec.target, spec.sigma_data
+        self.log_sigma = spec.log_sigma
         names = ("base", "multipliers", "blocks", "attention", "dropout")
         sizes = {name: getattr(spec, name) for name in names}
         self.network = network or DiffusionUNet(channels + extra, channels, **sizes)
@@ -128,6 +131,21 @@ class DiffusionModel(nn.Module):
             return 1 / a, -s / a, torch.ones_like(a)
         r = (s**2 + (self.sigma_data * a) ** 2).sqrt()
         return self.sigma_data**2 * a / r**2, s * self.sigma_data / r, 1 / r
+
+    def draw_levels(
+        self, n: int, generator: torch.Generator, between: tuple[float, float] | None = None
+    ) -> Int[Tensor, "{n}"]:
+        """Noise levels to train at, on the generator's device: by the target's law, or uniform
+        between two shares of all levels."""
+        count, device = len(self.alpha_bar), generator.device
+        if self.target == "edm" and between is None:
+            wanted = torch.randn(n, generator=generator, device=device, dtype=torch.float64)
+            alpha = self.alpha_bar.to(device)
+            mean, deviation = self.log_sigma
+            found = torch.searchsorted(((1 - alpha) / alpha).log() / 2, deviation * wanted + mean)
+            return found.clamp_max(count - 1)
+        first, last = (round(share * count) for share in between or (0.0, 1.0))
+        return torch.randint(first, last, (n,), generator=generator, device=device)
 
 
 class ImageDenoiser:
@@ -215,15 +233,13 @@ class DiffusionLearner:
         x: Float[Tensor, "b c h w"],
         y: Tensor | None,
         generator: torch.Generator,
-        levels: tuple[float, float] = (0.0, 1.0),
+        levels: tuple[float, float] | None = None,
     ) -> tuple[Tensor, ...]:
-        """The inputs of a step: noisy images, noise levels (uniform between these shares of all),
-        what is to be learned, and what is seen. Several measurements share the batch
+        """The inputs of a step: noisy images, noise levels (uniform between these shares of all if
+        given), what is to be learned, and what is seen. Several measurements share the batch
         equally."""
         x = 2 * x - 1
-        first, last = (round(share * len(self.model.alpha_bar)) for share in levels)
-        t = torch.randint(first, last, (len(x),), generator=generator, device=generator.device)
-        t = t.to(x.device)
+        t = self.model.draw_levels(len(x), generator, levels).to(x.device)
         e = torch.randn(x.shape, generator=generator, device=generator.device).to(x)
         alpha = self.model.alpha_bar.to(x.device)[t].reshape(-1, 1, 1, 1)
         x_t = alpha.sqrt().to(x) * x + (1 - alpha).sqrt().to(x) * e

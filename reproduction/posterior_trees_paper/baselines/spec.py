@@ -37,6 +37,7 @@ class BaselineSpec(Section):
     noise_levels: int = 1000
     target: Literal["noise", "edm"] = "noise"  # what the network learns, see diffusion.py
     sigma_data: Annotated[float, Meta(gt=0)] = 0.5  # edm: deviation of the data in [-1, 1]
+    log_sigma: tuple[float, Annotated[float, Meta(gt=0)]] = (-0.8, 1.6)  # edm: of ln σ in training
     also: tuple[MeasurementSpec, ...] = ()
     width: Positive = 36  # GANs: channels of the generator's first resolution
     critic: Positive = 64  # GANs: channels of the critic's first layer
