@@ -216,12 +216,17 @@ def test_lines_are_drawn_black_on_white_where_they_stand(
     assert len(rows) < 40  # one pixel thin
 
 
+def draw_shoe(file: Path, size: tuple[int, int], corners: list[tuple[int, int]]) -> None:
+    """A triangle, by a thick pen."""
+    picture = Image.new("L", size, 230)
+    ImageDraw.Draw(picture).line(corners, fill=20, width=7)
+    picture.save(file)
+
+
 def test_a_drawing_is_taken_with_thick_lines(
     visit: Callable[..., Any], shoes: str, tmp_path: Path
 ) -> None:
-    picture = Image.new("L", (300, 220), 230)
-    ImageDraw.Draw(picture).line([(40, 150), (50, 70), (250, 150), (40, 150)], fill=20, width=7)
-    picture.save(tmp_path / "shoe.png")
+    draw_shoe(tmp_path / "shoe.png", (300, 220), [(40, 150), (50, 70), (250, 150), (40, 150)])
     opened = visit(shoes)
     opened.wait_for_selector("body.ready")
     opened.locator("#lines").check()
@@ -234,9 +239,7 @@ def test_a_drawing_is_taken_with_thick_lines(
 def test_ticking_that_it_is_a_drawing_does_the_last_file_again(
     visit: Callable[..., Any], shoes: str, tmp_path: Path
 ) -> None:
-    picture = Image.new("L", (160, 96), 230)
-    ImageDraw.Draw(picture).line([(20, 60), (30, 30), (80, 60), (20, 60)], fill=20, width=7)
-    picture.save(tmp_path / "shoe.png")
+    draw_shoe(tmp_path / "shoe.png", (160, 96), [(20, 60), (30, 30), (80, 60), (20, 60)])
     opened = visit(shoes)
     opened.wait_for_selector("body.ready")
     opened.locator("#lines").uncheck()

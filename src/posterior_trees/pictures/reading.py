@@ -148,7 +148,7 @@ class Origin(NamedTuple):
 class Picture(NamedTuple):
     """A picture as the model takes it. `stored` are the values of a file (of a digit, what was
     found), `resized` says in words what became of its size, `origin` is where it was read, and
-    `doubt` what its importer says of it."""
+    `importer_doubt` what its importer says of it."""
 
     name: str
     pixels: Float[Tensor, "b _ h w"]
@@ -156,12 +156,12 @@ class Picture(NamedTuple):
     stored: Stored | None = None
     resized: str = ""
     origin: Origin | None = None
-    doubt: str = ""
+    importer_doubt: str = ""
 
     def doubts(self, predictor: Predictor) -> str:
         """Why it, or what was made of it, may be none of the model's."""
-        if self.doubt or self.stored is None:
-            return self.doubt
+        if self.importer_doubt or self.stored is None:
+            return self.importer_doubt
         is_resized, told = bool(self.resized), self.reading
         return doubt_picture(self.stored, told.importer, is_resized, predictor, told.is_cut)
 
